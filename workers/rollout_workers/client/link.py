@@ -1,9 +1,9 @@
-"""One connection of a client: frames in, frames out, heartbeats, and an end that is said.
+"""One connection of a client: frames in, frames out, heartbeats, and a goodbye.
 
-An asyncio protocol, driven by callbacks. What the core has to say is written as long as the
-transport has room, so that a slow dispatcher holds pushes in the core rather than in a buffer, and
-payloads are received straight into the role's memory. Whatever goes wrong with the connection is an
-OSError; what goes wrong with the bytes, a ProtocolError.
+An asyncio protocol, driven by callbacks. The core's messages are written as long as the transport
+has room, so a slow dispatcher holds pushes in the core rather than in a buffer, and payloads are
+received straight into the role's memory. A failure of the connection is an OSError; one of the
+bytes, a ProtocolError.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rollout_workers.client.role import CLOSE_TIMEOUT_S, Heartbeat, Role
 
 
 def told(error: BaseException) -> m.Error:
-    """What to tell others of an error; what is none of ours goes by its name."""
+    """The message of an error; an error of others has its type's name in it."""
     if isinstance(error, DispatcherError):
         return m.Error(code=error.code, message=str(error), retriable=error.retriable)
     text = f"{type(error).__name__}: {error}"
@@ -26,7 +26,7 @@ def told(error: BaseException) -> m.Error:
 
 
 def restored(message: m.Error) -> DispatcherError:
-    """The error that was told."""
+    """The error of a message."""
     # Of a class and others made of it that have its code, the class itself: it comes first.
     kinds = (kind for kind in _kinds(DispatcherError) if kind.code == message.code)
     kind = next(kinds, DispatcherError)
@@ -49,18 +49,18 @@ def refusal(message: m.Error) -> Exception:
     return restored(message)
 
 
-#: What a link heeds beside its core; all others are the core's alone.
+#: Messages that a link handles beside its core; all others are the core's alone.
 OF_CONNECTIONS = frozenset({m.Error, m.Bye, m.WelcomeProducer, m.WelcomeRank})
-#: Of a message that has none.
+#: The payload of a message without one.
 NO_PAYLOAD = memoryview(b"")
 
 
 class Link(StreamProtocol):
-    """Speaks for a role's core on one transport.
+    """Connects a role's core with one transport.
 
     welcomed, ended: resolve when the dispatcher has welcomed this client, and when it has answered
-    its goodbye; both are told by an exception why that did not come. bytes_received: so far.
-    heartbeat_interval_s: what the welcome says.
+    its goodbye, or with the exception that prevented it. bytes_received: so far.
+    heartbeat_interval_s: by the welcome.
     """
 
     #: A few megabytes in micro-batches; a ping or a commit waits for no more.
@@ -83,9 +83,9 @@ class Link(StreamProtocol):
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def pump(self) -> None:
-        """Write what the core has to say while there is room, from the welcome on.
+        """Write the core's messages while there is room, from the welcome on.
 
-        After the goodbye that is what it is asked for then, as nobody else may be there to ask.
+        After the goodbye these are answers alone: the last client may still release objects.
         """
         if self._heartbeat is None or not self._writable():
             return
@@ -99,7 +99,7 @@ class Link(StreamProtocol):
                     if not self._writable():
                         return
                 wait = core.wait(now)
-        except Exception as error:  # a bug of ours: nobody else would hear of it
+        except Exception as error:  # a bug of ours: no caller would see it
             self._end(error)
             return
         if wait is not None:
@@ -134,10 +134,10 @@ class Link(StreamProtocol):
                 self._write(self._core.ping())
 
     async def acknowledge_bye(self) -> None:
-        """Say the last things and Bye, and wait until the dispatcher says it too.
+        """Send the last messages and Bye, and wait for the dispatcher's Bye.
 
-        What was said before is safe then. Raises OSError when that does not come: an end without
-        an answer may be that of a dispatcher that has read nothing.
+        All messages before are safe then. Raises OSError without an answer: the dispatcher may have
+        read nothing.
         """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -150,12 +150,12 @@ class Link(StreamProtocol):
             raise TimeoutError("the dispatcher did not answer the goodbye") from None
 
     def copy_unsent(self) -> None:
-        """From now on the buffers that are on their way may change."""
+        """Copy unsent payloads: the caller may change his arrays."""
         if isinstance(self._transport, StreamTransport):
             self._transport.copy_unsent()
 
     def abort(self) -> None:
-        """Drop the connection, and what has arrived on it."""
+        """Drop the connection, and messages that have arrived on it."""
         self._end(ConnectionAbortedError("the connection was dropped"))
 
     @property
@@ -168,7 +168,7 @@ class Link(StreamProtocol):
         return self._written - self._unsent
 
     def _writable(self) -> bool:
-        # Closed: the dispatcher has had its last word, maybe before the core has heard it.
+        # Closed: the dispatcher's last message has come, maybe before the core has handled it.
         closed = self._session.state is SessionState.CLOSED
         return self._room.is_set() and not self.ended.done() and not closed
 
@@ -213,7 +213,7 @@ class Link(StreamProtocol):
             self._transport.write(b"".join(frame))
 
     def _hear_arrived(self) -> None:
-        """Give the core what has arrived in this turn of the event loop, all at once.
+        """Give the core the messages of this turn of the event loop, all at once.
 
         Each change may wake another thread, which costs more than to receive a micro-batch.
         """
@@ -248,7 +248,7 @@ class Link(StreamProtocol):
             self._heartbeat = Heartbeat(self.heartbeat_interval_s, now)
             self.welcomed.set_result(None)
 
-    # -- what asyncio calls
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce the client."""

@@ -45,7 +45,7 @@ class ClientCore(Protocol):
         """What to send now, in order; each is taken as sent once it is asked for."""
 
     def take_answers(self) -> Iterable[Outgoing]:
-        """What of that answers a request, and may be said after the goodbye too."""
+        """Those messages that answer a request, which may be sent after the goodbye too."""
 
     def ping(self) -> m.Ping:
         """A Ping to send at once."""
@@ -54,11 +54,11 @@ class ClientCore(Protocol):
         """Seconds until there may be something to send that waits for time; else None."""
 
     def lost(self) -> None:
-        """The connection is over: nothing said from here on is heard; the next hello will tell."""
+        """The connection is lost: the next hello reports the state."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do, but for the dispatcher to have heard of it."""
+        """Whether nothing is left to do but to let the dispatcher know."""
 
     @property
     def unconfirmed(self) -> str | None:
@@ -73,7 +73,7 @@ class Role:
     """A core, and how connections treat it.
 
     side: which of the protocol's it is. limits: of the frames that the dispatcher sends to this
-    role. changed: called when the core has heard something. guard: held wherever the core is used,
+    role. changed: called after messages were handled. guard: held wherever the core is used,
     and where `changed` is called. memory: gives what payloads are received into. name: what the
     log calls it.
     """
@@ -99,7 +99,7 @@ CLOSE_TIMEOUT_S = 5.0
 #: A dispatcher that is restarted is back within seconds; clients that wait longer than this
 #: between attempts would add to the pause.
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
-#: While there is no connection the log hears of it so often, however many attempts fail.
+#: Seconds between two log lines while there is no connection, however many attempts fail.
 SAID_EVERY_S = 30.0
 #: A connection that held this long was a good one: the next loss starts with short delays again.
 STABLE_S = 10.0
@@ -109,10 +109,10 @@ ATTEMPTS_AFTER_WELCOME = 3
 
 
 class Heartbeat:
-    """Says when the next Ping is due and when one has gone unanswered for too long.
+    """When the next Ping is due, and whether one has gone unanswered for too long.
 
-    Counting from an unanswered Ping, not from the last word, spares a process that was itself
-    stopped or starved for longer than the limit: it finds the answer when it looks.
+    Counting from an unanswered Ping, not from the last message, spares a process that was itself
+    stopped or starved for longer than the limit: it reads the answer before it checks.
     """
 
     def __init__(self, interval_s: float, now: float) -> None:
@@ -122,7 +122,7 @@ class Heartbeat:
         self._unanswered_since: float | None = None
 
     def heard(self) -> None:
-        """Note that the peer said something."""
+        """A message of the peer has come."""
         self._unanswered_since = None
 
     def wait(self, now: float) -> float:

@@ -3,9 +3,9 @@
 `MicroBatchStream` is built on it; by itself it serves load generators and tests, which look at
 micro-batches as numpy arrays.
 
-The training loop and the thread that hears share one `RankCore` under one condition variable: every
+The training loop and the receiving thread share one `RankCore` under one condition variable: every
 change notifies, every wait is for a state, and the thread's end, for whatever reason, is such a
-change. So nobody waits for something that can no longer come.
+change. So no call waits for an event that can no longer come.
 """
 
 import atexit
@@ -92,10 +92,10 @@ class RankStep:
 
 
 class StepClient(Closing):
-    """Steps and micro-batches as a thread hears of them, and what the training loop says.
+    """Steps and micro-batches that a thread receives, and the calls of the training loop.
 
-    A subclass starts the thread, then waits for the welcome. The core, and what is said below of
-    the thread, are touched only while `_condition` is held. _stopping: `close` was called.
+    A subclass starts the thread, then waits for the welcome. The core and the thread's state below
+    are touched only while `_condition` is held. _stopping: `close` was called.
     _failure: what ended it for good, if that was no goodbye; every call raises it.
     """
 
@@ -176,7 +176,7 @@ class StepClient(Closing):
     def commit(self, step: int, then: Callable[[], None] | None = None) -> None:
         """Queue the commit of the oldest taken step and return.
 
-        then: called once it is queued; what is told in it leaves with the commit.
+        then: called once it is queued; times that it reports leave with the commit.
 
         Raises StepContractError, which names the step that is due, when it is another one.
         """
@@ -191,7 +191,7 @@ class StepClient(Closing):
             self._wake()
 
     def tell_collectives(self, count: Callable[[], int]) -> None:
-        """Heartbeats say how many collectives of all DP ranks were begun: to find who hangs."""
+        """Heartbeats report how many collectives of all DP ranks were begun, to find hung ranks."""
         with self._changed:
             self._core.count_collectives = count
 
@@ -212,13 +212,13 @@ class StepClient(Closing):
 
     @property
     def tells_times(self) -> bool:
-        """Whether what this process measures is told: of a model replica it is the leader's."""
+        """Whether this process reports its times: of a model replica the leader does."""
         return True
 
     def tell_times(self, times: m.StepTimes) -> None:
-        """What a pass of a committed step took; dropped if there is no connection.
+        """Report the times of a pass over a committed step; dropped without a connection.
 
-        It leaves with what is said next, as nobody waits for it.
+        They leave with the next message, as no rank waits for them.
         """
         with self._changed:
             self._core.tell_times(times)
@@ -244,7 +244,7 @@ class StepClient(Closing):
 
     @property
     def position(self) -> int:
-        """The last step that is in the trainer's weights, as far as was said; -1 for none."""
+        """The last step in the trainer's weights, by the commits and checkpoints so far; or -1."""
         with self._changed:
             return self._core.position
 
@@ -282,7 +282,7 @@ class StepClient(Closing):
                 micro_batch_wait_s=self._micro_batch_wait_s,
             )
 
-    # -- what the thread does for the calls
+    # -- done by the thread for the calls
 
     @abstractmethod
     def _connections(self) -> tuple[int, int]:
@@ -290,13 +290,13 @@ class StepClient(Closing):
 
     @abstractmethod
     def _wake(self) -> None:
-        """The core has something to say."""
+        """The core may have messages to send."""
 
     def _ask(self) -> None:
-        """Have the dispatcher say what the next step waits for, if it can be asked."""
+        """Ask the dispatcher for the reason why the next step waits, if it is connected."""
 
     def _fail(self, error: DispatcherError) -> None:
-        """It cannot go on, whatever the dispatcher says; hold the condition."""
+        """The client cannot go on; hold the condition."""
         self._failure = self._failure or error
 
     # -- waiting
@@ -304,7 +304,7 @@ class StepClient(Closing):
     def _wait(
         self, found: Callable[[], T | None], timeout: float | None = None, what: str = "step"
     ) -> T:
-        """The first value that `found` has; raises what the thread ended with."""
+        """The first value of `found` that is not None; raises the error that ended the thread."""
         deadline = asks_at = None
         if timeout is not None:
             deadline = monotonic() + timeout
@@ -354,14 +354,14 @@ class StepClient(Closing):
         return held.num_complete
 
     def _check(self) -> None:
-        """Raise what ended this client, for every call."""
+        """Raise the error that ended this client, in every call."""
         if self._failure is not None:
             raise self._failure
         if self._stopping:
             raise ClientClosed("the stream is closed")
 
     def _check_more_comes(self, step: int | None = None) -> None:
-        """Raise why nothing comes that is not here yet, or why this step may not begin."""
+        """Raise the reason why nothing more comes, or why this step may not begin."""
 
 
 class RankClient(StepClient):
@@ -435,7 +435,7 @@ class RankClient(StepClient):
         self._thread.join(2 * CLOSE_TIMEOUT_S)
         atexit.unregister(self.close)
 
-    # -- what a client that others listen to does otherwise
+    # -- overridden by the leader of a replica
 
     def _make_core(self, *where: Any, **options: Any) -> RankCore:
         return RankCore(*where, **options)
@@ -460,7 +460,7 @@ class RankClient(StepClient):
         return self._connector.bytes_received, max(self._connector.welcomes - 1, 0)
 
     def _wake(self) -> None:
-        """Have the thread look at what the core has to say; until it does one wake suffices."""
+        """Have the thread send the core's messages; until it does one wake suffices."""
         if not self._woken:
             self._woken = True
             self._thread.call(self._pump)
@@ -475,7 +475,7 @@ class RankClient(StepClient):
     # -- in the thread
 
     def _heard(self) -> None:
-        """Wake the training loop, unless it finds nothing new: that costs both threads much."""
+        """Wake the training loop if it may go on: a vain wake costs both threads much."""
         if self._core.take_news():
             self._condition.notify_all()
         self._fetcher.look()

@@ -1,12 +1,12 @@
-"""What a DP rank has to say, and does about what it hears; no socket, clock, thread or torch.
+"""A DP rank's messages and its state; no socket, clock, thread or torch.
 
-What a rank says is its state (taken, committed, hungry, policy version, the checkpoint it has
-loaded), so that a HELLO repeats whatever a lost connection swallowed. What happens after a HELLO
-waits for its welcome; a checkpoint that is loaded then takes another HELLO. A message out of turn
-raises ProtocolError and changes nothing.
+Messages of a rank report its state (taken, committed, hungry, policy version, loaded checkpoint),
+so a HELLO repeats those that a lost connection dropped. Messages after a HELLO wait for its
+welcome; a checkpoint that is loaded then takes another HELLO. A message out of turn raises
+ProtocolError and changes nothing.
 
-What is held is bounded by the dispatcher: at most `max_open_steps` that are taken, and
-`prefetch_steps` ahead of them.
+The dispatcher bounds the steps here: at most `max_open_steps` taken ones, and `prefetch_steps`
+ahead of them.
 """
 
 import logging
@@ -27,12 +27,12 @@ from rollout_workers.stores.requests import StoreRequests
 log = logging.getLogger(__name__)
 
 
-#: Of these each is said, whatever was said before.
+#: Each message of these types is sent; of other types the newest alone.
 SAID_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
 
 
 def _replaces(message: m.Message, before: m.Message) -> bool:
-    """Whether a message says all that the one before it said."""
+    """Whether a message makes the one before it superfluous."""
     if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
         return message.first_step == before.first_step
     if isinstance(before, m.Commit) and before.times:
@@ -72,11 +72,11 @@ class RankCore:
         self._asked = False
         self.end_reason: EndReason | None = None
         self._finish: m.Finish | None = None
-        #: The last step that may begin, None for any; and what the dispatcher has said last that
-        #: the next one waits for.
+        #: The last step that may begin, None for any; and the dispatcher's last word on why the
+        #: next one waits.
         self._last_step: int | None = None
         self._waits_for = ""
-        #: Whether something was heard that a training loop may wait for, and nobody told it.
+        #: Whether a message came that a training loop may wait for, and it was not notified.
         self._has_news = False
         self._version: m.PolicyVersion | None = None
         self._resume: m.CheckpointPosition | None = None
@@ -87,7 +87,7 @@ class RankCore:
         self._prefetch_bytes: int | None = None
         #: What the dispatcher asks of this process's payload stores.
         self.store_requests = StoreRequests()
-        #: Where the connection stands: HELLO is said, it is welcomed, HELLO is to be said again.
+        #: The connection's state: HELLO is sent, it is welcomed, HELLO is due again.
         self._introduced = self._connected = self._hello_due = False
         #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
         self._resuming = False
@@ -131,7 +131,7 @@ class RankCore:
         return hello
 
     def lost(self) -> None:
-        """Nothing said from here on is heard; the next HELLO will tell it."""
+        """The connection is lost: the next HELLO reports the state."""
         self._introduced = self._connected = self._hello_due = False
         self._unsaid.clear()
         self.store_requests.lost()
@@ -170,7 +170,7 @@ class RankCore:
             case m.Advice():
                 log.warning("the dispatcher says: %s", message.text)
             case _ if self._resuming:
-                pass  # said before the dispatcher heard of the checkpoint
+                pass  # sent before the dispatcher knew of the checkpoint
             case _ if not self._connected:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.StepHeader():
@@ -196,9 +196,9 @@ class RankCore:
                 self.end_reason = message.reason
 
     def take_news(self) -> bool:
-        """Whether something was heard since this was last asked that a training loop may wait for.
+        """Whether a message came since the last call that a training loop may wait for.
 
-        What comes of a step before its release is none.
+        Headers and micro-batches of a step before its release are none.
         """
         found, self._has_news = self._has_news, False
         return found
@@ -230,7 +230,7 @@ class RankCore:
         return self.end_reason is EndReason.FINISHED
 
     def finish(self, *, discard: bool) -> None:
-        """The training loop has had enough; said to the dispatcher unless the stream has ended.
+        """The training loop takes no more; sent to the dispatcher unless the stream has ended.
 
         Raises StepContractError while a step is begun and not committed.
         """
@@ -253,7 +253,7 @@ class RankCore:
 
     @property
     def unconfirmed(self) -> str | None:
-        """What the dispatcher must not miss; None if nothing was said so far."""
+        """The message that the dispatcher must not miss; None if there is none so far."""
         if self.committed < 0 and self._saved < 0:
             return None
         return f"the commit of step {self.committed}"
@@ -285,7 +285,7 @@ class RankCore:
 
     @property
     def resuming(self) -> bool:
-        """Whether the dispatcher has yet to hear of the checkpoint, or to answer."""
+        """Whether the dispatcher has not answered the loaded checkpoint yet."""
         return self._resuming
 
     def checkpoint_saved(self, step: int) -> None:
@@ -362,13 +362,13 @@ class RankCore:
     def tell_times(self, times: m.StepTimes) -> None:
         """What a committed step took, in its commit if that has not left yet.
 
-        It is not told again where a connection swallows it.
+        They are not sent again where a connection loses them.
         """
         if self._connected and not self._tell_with_commit(times):
             self._say(times)
 
     def _tell_with_commit(self, times: m.StepTimes) -> bool:
-        """Whether the step's commit tells them, as the last to be said: that costs both less."""
+        """Whether they leave in the step's commit, if that is last in the queue: a message less."""
         commit = self._unsaid[-1] if self._unsaid else None
         if not isinstance(commit, m.Commit) or commit.step != times.step:
             return False
@@ -398,7 +398,7 @@ class RankCore:
 
     @property
     def reports_no_version(self) -> bool:
-        """Whether this rank has committed steps and not said of which version the weights are."""
+        """Whether this rank has committed steps and reported no policy version."""
         return self.committed >= 0 and self._version is None
 
     @property
@@ -453,7 +453,7 @@ class RankCore:
         if held is None:
             return
         self._has_news |= held.state is not HeldState.ANNOUNCED
-        if held.header.num_referenced:  # of another step there is no more to tell
+        if held.header.num_referenced:  # of other steps nothing changes
             self._tell()
 
     def _say(self, message: m.Message) -> None:
