@@ -44,6 +44,7 @@ def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
     assert recording.notes == []
     assert [step.number for step in steps] == [0, 1, 2, 3, 4]
     assert len(recording.processes) == 2
+    assert len({header.run for header in recording.processes.values()}) == 1
     assert len(recording.samples) == 20
     for step in steps:
         assert step.released is not None

@@ -35,6 +35,8 @@ OPTIONS = {
     "arrivals": "steady",
     "cost": "quadratic:1,24576,0",
     "seed": 0,
+    "pipeline_stages": 1,
+    "sample_length_multiple": 1,
 }
 VOID = {"meta", "br"}
 

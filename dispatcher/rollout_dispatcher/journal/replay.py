@@ -65,17 +65,13 @@ def replay(state: State, files: SegmentFiles, position: LogPosition, newest: int
 
 def check_empty(directory: Path, files: SegmentFiles, newest: int) -> None:
     """Raise JournalCorrupt if a segment has blocks, as the empty index is damaged then."""
-    numbers = {*files.sizes, newest} - {0}
-    if any(_has_blocks(files, number) for number in sorted(numbers)):
-        raise JournalCorrupt(
-            directory / "index", 0, "it has no snapshot, but the segments have blocks"
-        )
-
-
-def _has_blocks(files: SegmentFiles, segment: int) -> bool:
-    """Whether a block was ever written to this segment, or to one before it."""
-    with files.reader(segment) as reader:
-        return reader.synced > 0 or read_block(reader, FIRST_BLOCK, 1) is not None
+    for number in sorted({*files.sizes, newest} - {0}):
+        with files.reader(number) as reader:
+            # `synced` counts the blocks of earlier segments, too.
+            if reader.synced > 0 or read_block(reader, FIRST_BLOCK, 1) is not None:
+                raise JournalCorrupt(
+                    directory / "index", 0, "it has no snapshot, but the segments have blocks"
+                )
 
 
 def _replay_segment(

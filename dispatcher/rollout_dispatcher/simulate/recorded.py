@@ -19,18 +19,15 @@ from rollout_dispatcher.core.measuring.speeds import lower_median
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import RecordedStep, Recording
-from rollout_dispatcher.sample import Sample, Schema
+from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.simulate.figures import Figures
 from rollout_dispatcher.simulate.replay import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import RankTime, Recorded
-from rollout_dispatcher.simulate.trace import Trace
+from rollout_dispatcher.simulate.trace import Trace, bare_sample
 from rollout_planner.types import FloatArray, Plan, Sync, straggler_excess
 
 #: The pass that a step is planned for; without it, the longest pass counts.
 PLANNED_FOR = "update"
-
-_NO_FIELDS = Schema(())
-_NO_PAYLOAD = memoryview(b"")
 
 
 def trace_of(recording: Recording) -> Trace:
@@ -88,7 +85,7 @@ def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
     for number, step in enumerate(steps):
         arrived = []
         while waiting and waiting[-1].at <= step.at:
-            arrived.append(_sample(waiting.pop().tokens))
+            arrived.append(bare_sample("", waiting.pop().tokens))
         figures.add(_virtual(recording, step, number, setting, tuple(arrived)))
     took = durations(steps)
     measured = [excess_of(step, setting) for step in steps]
@@ -157,7 +154,7 @@ def _virtual(
         number=number,
         at=step.at,
         plan=_plan(step, setting),
-        samples=tuple(map(_sample, tokens)),
+        samples=tuple(bare_sample("", each) for each in tokens),
         arrived=arrived,
         skips=np.array(step.skips, dtype=np.int64),
         trigger=known.get(step.trigger, Trigger.WINDOW_FULL),
@@ -225,10 +222,6 @@ def _mean_excess(known: list[tuple[float, float]]) -> float:
     weights = took if sum(took) > 0 else [1.0] * len(known)
     even = sum(weight / (1 + excess) for (excess, _), weight in zip(known, weights, strict=True))
     return sum(weights) / even - 1
-
-
-def _sample(tokens: int) -> Sample:
-    return Sample("", tokens, tokens - 1, _NO_FIELDS, _NO_PAYLOAD)
 
 
 # -- columns over steps and ranks -------------------------------------------------------------

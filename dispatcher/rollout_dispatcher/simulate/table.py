@@ -109,7 +109,7 @@ def columns_for(result: Result) -> tuple[Column, ...]:
     """The columns that apply to these runs."""
     # With padding, a split that pads less may be below the bound.
     bound = _PADDING if result.options["layout"] == "padded" else _BOUND
-    if bound is _BOUND and _sample_multiple(result) > 1:
+    if bound is _BOUND and result.options["sample_length_multiple"] > 1:
         bound += _PADDING
     bound += tuple(_if_wrong(factor) for factor in result.runs[0].cost_errors)
     if _is_timed(result):
@@ -119,12 +119,6 @@ def columns_for(result: Result) -> tuple[Column, ...]:
 
 def _if_wrong(factor: str) -> Column:
     return ("wrong", f"b x {factor}", lambda run: percent(run.cost_errors.get(factor, math.nan)))
-
-
-def _sample_multiple(result: Result) -> int:
-    """1 in results of releases before this option."""
-    found: int = result.options.get("sample_length_multiple", 1)
-    return found
 
 
 def _is_timed(result: Result) -> bool:
@@ -146,9 +140,9 @@ def headline(result: Result) -> list[str]:
         f"{options['global_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
         f"that meet at every {place}, {options['layout']} micro-batches of {micro_batch}"
     )
-    if (stages := options.get("pipeline_stages", 1)) > 1:
+    if (stages := options["pipeline_stages"]) > 1:
         shape += f", pipelines of {stages} stages"
-    if (multiple := _sample_multiple(result)) > 1:
+    if (multiple := options["sample_length_multiple"]) > 1:
         shape += f", samples padded to multiples of {multiple:,}"
     course = (
         f"{first.steps} steps, {options['arrivals']} arrivals, cost {options['cost']}, "

@@ -225,6 +225,11 @@ def _nothing(path: Path, run: str | None, runs: set[str]) -> str:
 # -- samples in their order of arrival --------------------------------------------------------
 
 
+def bare_sample(sample_id: str, tokens: int, group: str | None = None, size: int = 1) -> Sample:
+    """A sample without payload; all its tokens but the first count in the loss."""
+    return Sample(sample_id, tokens, tokens - 1, _NO_FIELDS, _NO_PAYLOAD, group, size)
+
+
 class Epochs:
     """The samples of a trace without end: epochs, each a seeded permutation.
 
@@ -272,16 +277,9 @@ class Epochs:
         return units
 
     def _sample(self, epoch: int, at: int, group: int, size: int) -> Sample:
+        name = None if group < 0 else f"{epoch}-{group}"
         tokens = int(self.trace.tokens[at])
-        return Sample(
-            f"{epoch}-{self.trace.row[at]}",
-            tokens,
-            tokens - 1,  # the first is never a target
-            _NO_FIELDS,
-            _NO_PAYLOAD,
-            None if group < 0 else f"{epoch}-{group}",
-            size,
-        )
+        return bare_sample(f"{epoch}-{self.trace.row[at]}", tokens, name, size)
 
 
 def doomed(

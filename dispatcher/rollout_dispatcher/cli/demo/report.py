@@ -4,7 +4,8 @@ Every figure is measured, except the share lost as planned, which is the dispatc
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -64,12 +65,25 @@ def _lost_planned(text: str) -> float:
     return 1 - cost["even"] / cost["planned"]
 
 
+#: Title, figure, factor and format. Of a figure of all ranks, the row with the title is their mean.
+_FIGURES = (
+    ("tokens/s", "tokens_per_second", 1, ",.0f"),
+    ("time waiting for other ranks, %", "wait_share", 100, ".1f"),
+    ("", "wait_share_per_rank", 100, ".1f"),
+    ("time waiting for data, %", "data_wait_share", 100, ".1f"),
+    ("the same as planned, %", "lost_planned", 100, ".1f"),
+    ("compute by wall clock, s", "compute_seconds_per_rank", 1, ".1f"),
+    ("compute by thread CPU, s", "compute_cpu_seconds_per_rank", 1, ".1f"),
+    ("first loss", "first_loss", 1, ".3f"),
+    ("final loss", "final_loss", 1, ".3f"),
+    ("trained, s", "seconds", 1, ".1f"),
+)
+
+
 def table(results: Mapping[str, Any]) -> str:
     """A row for each figure, a column for each strategy, within 80 characters."""
     runs: Mapping[str, Any] = results["strategies"]
-    ranks = range(max(len(run["wait_share_per_rank"]) for run in runs.values()))
-    rows = [("", *runs)]
-    rows += [(title, *(show(run) for run in runs.values())) for title, show in _rows(ranks)]
+    rows = [("", *runs), *_rows(runs.values())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -80,43 +94,15 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(["", *lines, ""])
 
 
-#: A figure's title, with its unit, and how a column shows it.
-_Row = tuple[str, Callable[[Mapping[str, Any]], str]]
-
-
-def _rows(ranks: Iterable[int]) -> list[_Row]:
-    """One row per figure; figures of ranks, one row per rank."""
-    return [
-        ("tokens/s", lambda run: f"{run['tokens_per_second']:,.0f}"),
-        ("time waiting for other ranks, %", _percent("wait_share")),
-        *_each(ranks, "wait_share_per_rank", 100),
-        ("time waiting for data, %", _percent("data_wait_share")),
-        ("the same as planned, %", _percent("lost_planned")),
-        ("compute by wall clock, s", _mean("compute_seconds_per_rank")),
-        *_each(ranks, "compute_seconds_per_rank"),
-        ("compute by thread CPU, s", _mean("compute_cpu_seconds_per_rank")),
-        *_each(ranks, "compute_cpu_seconds_per_rank"),
-        ("first loss", lambda run: f"{run['first_loss']:.3f}"),
-        ("final loss", lambda run: f"{run['final_loss']:.3f}"),
-        ("trained, s", lambda run: f"{run['seconds']:.1f}"),
-    ]
-
-
-def _percent(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda run: f"{100 * run[name]:.1f}"
-
-
-def _mean(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda run: f"{fmean(run[name]):.1f}"
-
-
-def _each(ranks: Iterable[int], name: str, scale: float = 1.0) -> list[_Row]:
-    """One figure of each rank."""
-
-    def show(rank: int) -> Callable[[Mapping[str, Any]], str]:
-        return lambda run: f"{scale * run[name][rank]:.1f}" if rank < len(run[name]) else "-"
-
-    return [(f"  rank {rank}", show(rank)) for rank in ranks]
+def _rows(runs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for title, name, factor, form in _FIGURES:
+        figures = [run[name] if isinstance(run[name], list) else [run[name]] for run in runs]
+        if title:
+            yield (title, *(format(factor * fmean(figure), form) for figure in figures))
+        if name.endswith("_per_rank"):
+            for rank, found in enumerate(zip_longest(*figures)):
+                cells = ("-" if each is None else format(factor * each, form) for each in found)
+                yield (f"  rank {rank}", *cells)
 
 
 def verdict(results: Mapping[str, Any]) -> str:
