@@ -43,7 +43,7 @@ def test_trainers_that_go_back_to_a_checkpoint_get_what_came_after_it_once_more(
 def test_samples_that_ranks_train_together_are_neither_lost_nor_counted_twice(
     tmp_path: Path,
 ) -> None:
-    settings = Settings(dp_size=4, retain=True, max_split=4)
+    settings = Settings(dp_size=4, retain=True, max_split=4, references=True)
     result = run(tmp_path / "run", settings, BLOCKS, Random(SEED))
     assert result.stalled is None
     assert result.verdict.clean, result.verdict

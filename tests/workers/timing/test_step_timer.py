@@ -237,6 +237,16 @@ def test_what_is_done_between_the_last_backward_pass_and_the_commit_may_take_lon
     assert (times[0].busy_s, times[0].collective_s, times[0].why) == ([3, 5], [0, 0], "")
 
 
+def test_each_epoch_counts_once_towards_the_share_of_the_step(clock: Clock) -> None:
+    timer = timer_on(clock, 1)
+    for _ in range(2):
+        computed(clock, timer, 4, backward=False)
+    timer.finish(time.perf_counter() + 100)
+    times = timer.times()
+    assert times is not None
+    assert times[0].why == AHEAD, "8 s of 100"
+
+
 def test_unknown_waits_have_a_reason_unless_the_trainer_names_its_waits(clock: Clock) -> None:
     timer = timer_on(clock, cannot="nobody looks")
     computed(clock, timer, 3, 5)

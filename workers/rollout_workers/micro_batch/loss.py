@@ -108,22 +108,17 @@ def normaliser(option: str, word: object) -> Normaliser:
     if name in NORMALISERS and not colon:
         return NORMALISERS[name]
     if name == CONSTANT:
-        tokens = _number(option, word, number)
-        return Normaliser(Share.NOTHING, lambda step: tokens * step.num_samples)
-    raise ConfigError(f"{option} is {word!r}; choose from {', '.join(WORDS)}")
-
-
-def _number(option: str, word: object, text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
+        try:
+            tokens = float(number)
+        except ValueError:
+            tokens = math.nan
+        if 0 < tokens < math.inf:
+            return Normaliser(Share.NOTHING, lambda step: tokens * step.num_samples)
         raise ConfigError(
             f"{option} is {word!r}; write a positive number after the colon, such as the most "
             "tokens that a completion has, as in constant:4096"
         )
-    return found
+    raise ConfigError(f"{option} is {word!r}; choose from {', '.join(WORDS)}")
 
 
 #: The mask whose tokens the dispatcher counts; zeros and ones.

@@ -61,11 +61,17 @@ class StoreRequests:
 
 def perform(stores: OpenedStores, request: Request) -> Answer:
     """Delete or list; blocks. An error of the store is part of the answer."""
-    match request:
-        case m.Free():
-            return _free(stores, request)
-        case m.Sweep():
-            return _sweep(stores, request)
+    try:
+        if isinstance(request, m.Free):
+            there = set(stores.release(request.store, request.keys))
+            left = [key for key in request.keys if key in there]
+            why = f"{request.store} has not released them; the log says more" if left else ""
+            return m.Freed(number=request.number, left=left, why=_short(why))
+        found = stores.list(request.store, request.prefix)
+    except StoreFailed as error:
+        return failed(request, error)
+    keys = [key for key in found if 0 < len(key) <= m.MAX_KEY_LETTERS]
+    return m.Swept(number=request.number, keys=keys[: m.MAX_KEYS], more=len(keys) > m.MAX_KEYS)
 
 
 def failed(request: Request, why: object) -> Answer:
@@ -73,25 +79,6 @@ def failed(request: Request, why: object) -> Answer:
     if isinstance(request, m.Free):
         return m.Freed(number=request.number, left=request.keys, why=_short(why))
     return m.Swept(number=request.number, why=_short(why))
-
-
-def _free(stores: OpenedStores, request: m.Free) -> Answer:
-    try:
-        there = set(stores.release(request.store, request.keys))
-    except StoreFailed as error:
-        return failed(request, error)
-    left = [key for key in request.keys if key in there]
-    why = f"{request.store} has not released them; the log says more" if left else ""
-    return m.Freed(number=request.number, left=left, why=_short(why))
-
-
-def _sweep(stores: OpenedStores, request: m.Sweep) -> Answer:
-    try:
-        found = stores.list(request.store, request.prefix)
-    except StoreFailed as error:
-        return failed(request, error)
-    keys = [key for key in found if 0 < len(key) <= m.MAX_KEY_LETTERS]
-    return m.Swept(number=request.number, keys=keys[: m.MAX_KEYS], more=len(keys) > m.MAX_KEYS)
 
 
 def _short(why: object) -> str:

@@ -96,8 +96,9 @@ class StepTimer:
 
     def hand_out(self, index: int) -> None:
         """A micro-batch is computed from now on."""
-        if self._span is not None:
-            self._end_before()
+        if self._is_whole:  # it was no time of micro-batches
+            self._is_whole, self._span = False, None
+        self._close()
         now = perf_counter()
         if self._paused:
             self._left_out_s += now - self._paused
@@ -297,12 +298,6 @@ class StepTimer:
             probes.listen(self)
         self._began = self._began or perf_counter()
         self._enter(named, index)
-
-    def _end_before(self) -> None:
-        """What is timed ends, as a micro-batch is handed out."""
-        if self._is_whole:
-            self._is_whole, self._span = False, None
-        self._close()
 
     def _pass(self, key: str | None) -> Pass:
         found = next((one for one in self._passes if key is not None and one.key == key), None)
