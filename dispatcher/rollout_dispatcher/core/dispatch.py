@@ -575,12 +575,15 @@ class DispatcherCore:
         """Whether no rank is left that may come back.
 
         After a restart with steps that no saved checkpoint covers, ranks are still to come; and so
-        are those that may not have heard that their run is finished.
+        are those that may not have heard that their run is finished, also of a new process group.
         """
+        generation = self._ledger.generation
         awaited = self._checkpoints.num_retained > 0
         if self._lifecycle.finished:
-            awaited = self._ledger.generation.inherited
-        return self._ledger.generation.deserted and not (awaited and not self._ledger.ranks)
+            awaited = generation.inherited
+            if not generation.inherited and generation.missing:
+                return False
+        return generation.deserted and not (awaited and not self._ledger.ranks)
 
     def waits_for(self, now: float) -> str:
         """In words, which peers the next step waits for, or the end of a phase or of the stream."""

@@ -230,6 +230,20 @@ def test_a_restart_before_everybody_knows_stands_by_it(discard: bool) -> None:
     assert bench.core.deserted
 
 
+def test_a_process_group_that_begins_after_the_end_is_awaited_whole() -> None:
+    bench = trainer()
+    for rank in (0, 1):
+        bench.finish(rank, 0)
+        bench.leave(rank, for_good=True)
+    bench.perform(bench.core.join(RankHello("r0", 0, 2, None), bench.now))
+    bench.leave(0, for_good=True)
+    assert not bench.core.deserted  # DP rank 1 had to wait for the generation of DP rank 0
+    hello = RankHello("r1", 1, 2, bench.core.statistics().generation)
+    bench.perform(bench.core.join(hello, bench.now))
+    bench.leave(1, for_good=True)
+    assert bench.core.deserted
+
+
 def test_a_restart_between_two_finishing_ranks_receives_the_first_again() -> None:
     before = trainer(durable=True)
     before.finish(0, 0)
