@@ -243,6 +243,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
     if budget is not None and config.on_oversize is Oversize.ERROR:
         longest = min(longest, budget)
     return DispatchConfig(
+        **{name: getattr(config, name) for name in _DISPATCHED_AS_GIVEN},
         limits=BufferLimits(
             samples=config.buffer_samples,
             group=None if config.by_groups else batch,
@@ -274,7 +275,6 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         durable=config.journal_dir is not None,
         retain=config.retains,
         reports_accepted=config.record_dir is not None,
-        **{name: getattr(config, name) for name in _DISPATCHED_AS_GIVEN},
     )
 
 
