@@ -1,6 +1,4 @@
-"""What a planner refuses, and the base of every error of this distribution.
-
-Whether a planning config can work at all, said before the first window is planned.
+"""The planner's errors, the base of every error of this distribution, and the check of a config.
 
 Invariant: a config that passes can plan every window whose samples fit its token budget.
 """

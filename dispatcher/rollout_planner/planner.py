@@ -183,17 +183,17 @@ def _by_rising_wait(batch: Batch, parts: Parts, config: PlanConfig) -> Iterator[
 def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> _Choice:
     """The selection that waits least once it is split.
 
-    They come by what they are thought to wait. Of steps that are not too large the next ones are
-    split as well while the best so far turned out to wait longer than was thought.
+    Selections come by rising estimated waiting. In steps that are not too large, the next ones are
+    split as well while the best so far waits longer than estimated.
     """
     looks = looks_ahead(config.strategy, config.max_split)
-    ahead, best, least, thought = looks, None, np.inf, np.inf
+    ahead, best, least, estimated = looks, None, np.inf, np.inf
     mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
     most = tuning.SELECTIONS if take <= tuning.COMPARED_UP_TO else 1
     selections = choose(window, cost, config, take, by_cost=by_cost, ahead=ahead)
     for selection in islice(selections, most):
-        thought = min(thought, selection.total)
-        if best and (selection.total >= least or least <= thought + config.compared_above):
+        estimated = min(estimated, selection.total)
+        if best and (selection.total >= least or least <= estimated + config.compared_above):
             break
         chosen = selection.keep.nonzero()[0]
         group = _groups(window.group, chosen, config)

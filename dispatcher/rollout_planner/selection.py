@@ -70,7 +70,7 @@ Judge = Callable[[BoolArray], float]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Mask of the items to keep; what they are thought to wait, now and later; and later only."""
+    """Mask of the items to keep; their estimated waiting, now and later; and later only."""
 
     keep: BoolArray
     total: float = 0.0

@@ -31,7 +31,7 @@ TOLERANCE = 2e-4
 
 #: Micro-batches beyond the fewest that are tried; where ranks keep their samples, numbers of
 #: micro-batches that are looked at closer: 2 take longer steps. Selections that are split, where
-#: the first waits longer than was thought: by `tests.bench.properties`, of lengths of two kinds, 2
+#: the first waits longer than estimated: by `tests.bench.properties`, of lengths of two kinds, 2
 #: wait longer, 6 as long.
 MORE_TRIED = RECUT_COUNTS = SELECTIONS = FEW = 4
 #: At most one of so many of a dispatch batch is held where there are outliers: more gains little
@@ -95,7 +95,7 @@ TOKEN_WEIGHTS = (1.0, float(FEW), float(ROUNDS), np.inf)
 
 # Groups that stay on one rank.
 
-#: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
+#: Layers of cost, denser towards the dear end. More cost time and change nothing. Chosen by trial.
 LAYERS = 12
 
 # Padded micro-batches.
@@ -139,7 +139,7 @@ TOO_MANY_SLOTS = COMPARED_UP_TO**2
 #: ones hardly matter. Chosen.
 SMALL_STEP = 200
 #: What a method takes, in seconds of one core: once, for each sample that Karmarkar-Karp or whole
-#: groups place, and for each number that others look at. By their times on lognormal lengths, 64 to
+#: groups place, and for each number that others read. By their times on lognormal lengths, 64 to
 #: 4,096 samples on 4 to 256 ranks, read off by eye.
 ONCE, SAMPLE, LOOK = 6e-5, 1.8e-6, 1.2e-8
 

@@ -164,7 +164,7 @@ def _jagged_rows(value: Any, part: list[int], offsets: _Offsets) -> Any:
     # Who has such a tensor has loaded the library that makes one.
     nested = sys.modules["torch"].nested
     rows = value.unbind()
-    if "jagged" not in str(value.layout):  # the other kind does not tell its shape
+    if "jagged" not in str(value.layout):  # the other layout has no shape
         return nested.as_nested_tensor([rows[i] for i in part], layout=value.layout)
     ragged = next(at for at, size in enumerate(value.shape) if not isinstance(size, int))
     picked = [rows[i].transpose(0, ragged - 1) for i in part]

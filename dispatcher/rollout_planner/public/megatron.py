@@ -27,7 +27,7 @@ from rollout_planner.tuning import SPLIT_OVERHEAD
 from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync, round_up
 
 _REMEDY = "raise max_seq_len_per_rank, or truncate the sample"
-#: Samples as [group][rank][sample], unless said otherwise.
+#: Samples as [group][rank][sample], unless noted otherwise.
 Groups = list[list[list[int]]]
 
 

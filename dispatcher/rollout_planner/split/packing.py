@@ -130,7 +130,7 @@ def level_columns(
 
 
 def is_ruled(x: FloatArray, R: int, M: int) -> bool:
-    """Whether the largest of falling `x` is more than an even share of several micro-steps."""
+    """Whether the largest of falling `x` exceeds an even share of several micro-steps."""
     return M > 1 and bool(x[0] * (R * M) > x.sum())
 
 
