@@ -16,6 +16,7 @@
     |   +-- ShuttingDown     none is any more; it may be pushed elsewhere, or to a successor
     +-- RunFinished          the trainer has finished the run: nothing more is trained on
     +-- BufferFull           a cap is reached; retry after the next step
+    +-- PushTimeout          a push was not answered in the time that its caller gives it
     +-- ReceivingFull        too much is being received; retry later
     +-- ConnectionLimit      too many connections; retry later
     +-- Unauthorized         the token or certificate is missing or wrong
@@ -159,6 +160,22 @@ class BufferFull(DispatcherError):
             + (f"; it waits for: {waits_for}" if waits_for else "")
         )
         self.cap, self.held, self.capacity = cap, held, capacity
+        #: Of the samples of a push that timed out; empty where it was withdrawn.
+        self.sample_ids: tuple[str, ...] = ()
+
+
+class PushTimeout(DispatcherError, TimeoutError):
+    """A push was not answered within its `timeout`, and no cap is known that blocks it.
+
+    sample_ids: of its samples; empty where the push was withdrawn.
+    """
+
+    code = "push-timeout"
+    retriable = True
+
+    def __init__(self, message: str, sample_ids: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.sample_ids = sample_ids
 
 
 class ReceivingFull(DispatcherError):

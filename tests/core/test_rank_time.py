@@ -1,5 +1,6 @@
 """Every rank-second is accounted to one cause, and to the right one."""
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.core.effects import Deliver
 from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.measuring.cost_in_use import CostConfig
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.rank_time import TimeCause
 from rollout_dispatcher.core.steps.rank_state import RankHello
@@ -205,6 +207,30 @@ def test_waits_for_a_rank_with_more_work_are_of_lengths() -> None:
     run.report(1, took)
     gained = run.gained(lambda: run.passes(100))
     assert gained == {TimeCause.LENGTHS: long - short, TimeCause.WORK: 200 - (long - short)}
+
+
+@pytest.mark.parametrize("computed", [(0.05, 0.35), (0.01, 0.35)])
+def test_waits_for_a_slow_rank_that_plans_know_of_are_still_of_the_slow_rank(
+    computed: tuple[float, float],
+) -> None:
+    run = Run(cost=CostConfig(adapts=True))
+    steps = iter(range(1, 100))
+
+    def train(count: int) -> None:
+        for step in itertools.islice(steps, count):
+            run.supply()
+            run.wait(step - 1)
+            run.train(step, seconds=0.4)
+            run.report(step, computed)
+
+    train(40)
+    in_plans = run.core.measured.in_plans
+    assert in_plans is not None
+    assert in_plans[1] == 4.0, "the largest slowness in plans"
+    assert len(run.planned[-1].plan.micro_batches[1][0]) == 1, "it is sent less work"
+    gained = run.gained(lambda: train(10))
+    assert gained[TimeCause.SLOW_RANK] == 10 * (computed[1] - computed[0])
+    assert TimeCause.LENGTHS not in gained
 
 
 def test_backpressure_is_counted_in_seconds() -> None:

@@ -19,12 +19,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from rollout_dispatcher.errors import DispatcherError
 from rollout_workers import MicroBatchStream
 
+ENDS = ("close", "exit", "kill", "finish", "raise", "raise-in-with")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoint")
     parser.add_argument("--steps", type=int, help="steps that it takes; default: as many as come")
-    parser.add_argument("--then", default="close", choices=["close", "exit", "kill", "finish"])
+    parser.add_argument("--then", default="close", choices=ENDS)
     parser.add_argument("--tp", type=int, default=1, help="ranks of a model replica")
     parser.add_argument("--timeout", type=float)
     args = parser.parse_args()
@@ -55,6 +57,11 @@ def end(then: str, stream: MicroBatchStream) -> None:
             sys.exit(0)
         case "finish":
             stream.finish()
+        case "raise":
+            raise RuntimeError("CUDA out of memory")
+        case "raise-in-with":
+            with stream:
+                raise RuntimeError("CUDA out of memory")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -49,17 +49,28 @@ def said(process: "subprocess.Popen[str]") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("then", ["close", "exit", "kill"])
+@pytest.mark.parametrize("then", ["close", "exit", "kill", "raise", "raise-in-with"])
 def test_who_goes_on_alone_is_told_who_left(tmp_path: Path, then: str) -> None:
     with serve(tmp_path) as server:
         Producer(server.endpoint, "p").push([3] * 16)
         with ranks(server.endpoint, [], ["--steps", "2", "--then", then]) as (first, _):
             found = said(first)
         assert found["error"] == "PeerLost"
-        if then == "kill":  # its last words may have died with it, and until then it may come back
+        lost = sum(
+            count for name, count in server.scrape().items()
+            if name.startswith("connection_errors_total{")
+            and "role=rank" in name
+            and "peer-lost" not in name  # rank 0, which is sent away
+        )  # fmt: skip
+        if then not in ("close", "exit"):  # it said no goodbye, and may come back until then
+            assert lost == 1
+            assert "DP rank 1 (" in server.log()
             assert "DP rank 1 was lost after step" in found["text"]
             assert f"no connection for {RANK_TIMEOUT} s (--rank-timeout)" in found["text"]
+            if then != "kill":  # its last words may have died with it
+                assert server.status()["steps_committed"] == 2
         else:
+            assert lost == 0
             assert "DP rank 1 closed its stream after step 1" in found["text"]
             # It may have begun a step that was released before the goodbye, which nobody commits.
             assert found["steps"] in (2, 3)

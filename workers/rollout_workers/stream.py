@@ -212,6 +212,7 @@ class MicroBatchStream(Closing):
             training=training,
         )
         self._close = weakref.finalize(self, self._client.close)
+        self._close.atexit = False  # the client's own exit hook knows whether to say goodbye
         self._speaks, self._epochs, self._timeout = topology.speaks, epochs, timeout
         self._has_warned = False  # that no policy version is reported
         self._has_logged_no_loss = False
@@ -419,8 +420,17 @@ class MicroBatchStream(Closing):
         return self._client.statistics()
 
     def close(self) -> None:
-        """Deliver what was committed and disconnect. Idempotent, bounded in time."""
+        """Deliver what was committed and disconnect. Idempotent, bounded in time.
+
+        A `with` block that ends by an exception, and an interpreter that exits because of one, call
+        `abandon` instead.
+        """
         self._close()
+
+    def abandon(self) -> None:
+        """As `close`, for a program that has failed: the dispatcher counts this rank as lost."""
+        if self._close.detach() is not None:
+            self._client.abandon()
 
 
 def _training(losses: Mapping[str, str], **options: object) -> dict[str, str]:

@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import CostFitted, DropReason, Fact, SpeedsMeasured
+from rollout_dispatcher.core.measuring.speeds import lower_median, pace
 from rollout_dispatcher.core.measuring.times import Split
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -352,9 +355,8 @@ class StepCommitted(Effect):
 class StepMeasured(Effect):
     """For the log: times of a pass over a step, as reported by every DP rank.
 
-    leads: whether the step is judged by this pass. planned: float64[R, M], estimates of the plan,
-    in its own unit; None for a step that an earlier process planned. expected: the same by the cost
-    that was fitted since, if any.
+    leads: whether the step is judged by this pass. estimated: float64[R, M], time of the same work
+    on equally fast ranks, in any unit; None for a step that an earlier process planned.
     """
 
     step: int
@@ -362,8 +364,7 @@ class StepMeasured(Effect):
     leads: bool
     sync: Sync
     split: Split
-    planned: FloatArray | None
-    expected: FloatArray | None = None
+    estimated: FloatArray | None
 
     @property
     def excess(self) -> float:
@@ -391,12 +392,22 @@ class StepMeasured(Effect):
         return 1 - 1 / (1 + self.excess)
 
     @property
-    def lost_by_plan(self) -> float:
-        """`lost` on ranks as fast as the plan assumed; all of it if that is not known."""
-        expected = self.planned if self.expected is None else self.expected
-        if expected is None:
-            return self.lost
-        return 1 - 1 / (1 + straggler_excess(expected, self.sync))
+    def waits(self) -> tuple[float, float]:
+        """Rank-seconds of waits: all, and those that remain on equally fast ranks.
+
+        The latter are the estimated waits at the median rank's speed, of each rank at most what it
+        has waited. A slow rank is sent less work and would wait for the others, which nobody did.
+        If the estimates are not known, all remain.
+        """
+        computed, waited = self.split.of_ranks
+        total = float(waited.sum())
+        if self.estimated is None:
+            return total, total
+        at_median = self.estimated * lower_median(pace(computed, self.estimated))
+        if self.sync is Sync.STEP:
+            at_median = at_median.sum(axis=1, keepdims=True)
+        even = (at_median.max(axis=0) - at_median).sum(axis=1)
+        return total, float(np.fmin(waited, even).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ between two events, so before each event the time since the last one is charged:
 
 Ranks report waits inside collectives after the step. Counters never fall, so these seconds are
 *owed* from then on, and later seconds in training loops are charged to them first. Of what is owed,
-`lengths` is the loss of the plan on ranks as fast as it assumed; the rest is `slow-rank`.
+`lengths` would remain if all ranks were as fast as the median one; the rest is `slow-rank`, also
+where plans already know of the slow rank.
 
 Invariant: over any time, the causes add up to it times the DP ranks of the process group.
 """
@@ -50,7 +51,7 @@ class TimeCause(StrEnum):
 #: Meaning of each cause, for people.
 MEANS: Final = {
     TimeCause.WORK: "in the training loop: computing, transport, evaluation, checkpoints",
-    TimeCause.SLOW_RANK: "waiting for a rank that takes longer than its work should",
+    TimeCause.SLOW_RANK: "waiting for a rank that is slower than the others at the same work",
     TimeCause.LENGTHS: "waiting for a rank that was given more work, as samples differ in length",
     TimeCause.NO_SAMPLES: "waiting for rollout: too few samples are ready",
     TimeCause.STALE: "waiting for samples, as those that came were dropped as stale",
@@ -125,9 +126,10 @@ class RankTime:
 
     def measured(self, found: StepMeasured) -> None:
         """Every rank has reported a pass over a step: its waits are owed."""
-        waited = max(0.0, float(found.split.of_ranks[1].sum()) - self._hung)
+        waited, lengths = found.waits
+        waited = max(0.0, waited - self._hung)
         self._hung = 0.0
-        lengths = waited * (min(1.0, found.lost_by_plan / found.lost) if found.lost > 0 else 1.0)
+        lengths = min(waited, lengths)
         self._owed[TimeCause.LENGTHS] += lengths
         self._owed[TimeCause.SLOW_RANK] += waited - lengths
 

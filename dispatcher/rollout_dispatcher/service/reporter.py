@@ -343,8 +343,9 @@ def accepted_unknown(effect: e.AcceptedUnknown) -> None:
 def step_measured(effect: e.StepMeasured) -> None:
     """Log a pass that every rank has timed."""
     log.debug(
-        "step %d, %s: ranks waited for slower ones %s of their time, %s as the plan expected",
-        effect.step, effect.cost_key, _percent(effect.lost), _percent(effect.lost_by_plan),
+        "step %d, %s: ranks waited for slower ones %s of their time; %.3g rank-seconds of %.3g "
+        "would remain on equally fast ranks",
+        effect.step, effect.cost_key, _percent(effect.lost), *reversed(effect.waits),
     )  # fmt: skip
 
 

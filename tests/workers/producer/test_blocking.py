@@ -101,9 +101,15 @@ def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(dispatcher: Scripted
     with pytest.raises(BufferFull, match="tokens cap \\(10 of 12\\)") as blocked:
         pushing.result(10)
     assert "may still be accepted" in blocked.value.__notes__[0]
+    (sample_id,) = blocked.value.sample_ids
+    assert (push.sample_ids, push.named) == ([sample_id], True), "so a second push is a duplicate"
+    assert blocked.value.__notes__[0].endswith(
+        f"same sample_id only, which this error has: {sample_id}"
+    )
     with pytest.raises(BufferFull, match="tokens cap") as behind:  # it waits for the same
         producer.push(FIELDS, timeout=0.1)
     assert "the push was withdrawn" in behind.value.__notes__[0]
+    assert behind.value.sample_ids == ()
     peer.answer(push)
     assert peer.hears_nothing()
 

@@ -141,6 +141,7 @@ class Connector:
         self._loop, self._endpoint, self._role = loop, endpoint, role
         self._credentials, self._backoff = credentials, Backoff(reconnect_timeout)
         self._leaving: asyncio.Future[None] = loop.create_future()
+        self._goodbye = True
         self._attempt: asyncio.Timeout | None = None
         self._link: Link | None = None
         self._received_before = 0  # bytes, on earlier connections
@@ -168,10 +169,14 @@ class Connector:
             return ProtocolError(f"the client failed: {error!r}")
         return None
 
-    def leave(self) -> None:
-        """Say goodbye and have `run` return; what was said before is heard, if it can be."""
+    def leave(self, *, goodbye: bool = True) -> None:
+        """Have `run` return; what was said before is heard, if it can be.
+
+        goodbye: without it the dispatcher counts the connection as lost.
+        """
         if self._leaving.done():
             return
+        self._goodbye = goodbye
         self._leaving.set_result(None)
         attempt = self._attempt
         if attempt is not None and not attempt.expired():
@@ -292,7 +297,7 @@ class Connector:
             self._say_found()
             link.pump()
             await link.watch(self._leaving)
-            await link.acknowledge_bye()
+            await (link.acknowledge_bye() if self._goodbye else link.flush())
         finally:
             link.abort()
             with role.guard:

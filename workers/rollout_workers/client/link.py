@@ -77,6 +77,7 @@ class Link(StreamProtocol):
         self._written = 0  # bytes
         self._timer: asyncio.TimerHandle | None = None
         self._leaving = False
+        self._confirmed: asyncio.Future[None] | None = None
         self.bytes_received = 0
         self.heartbeat_interval_s = 0.0
         self.welcomed: asyncio.Future[None] = loop.create_future()
@@ -148,6 +149,24 @@ class Link(StreamProtocol):
                 await self.ended
         except TimeoutError:
             raise TimeoutError("the dispatcher did not answer the goodbye") from None
+
+    async def flush(self) -> None:
+        """Say the last things without a goodbye, and wait until the dispatcher has handled them.
+
+        Raises OSError when it does not answer.
+        """
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._room.wait()
+                self.pump()
+                self._confirmed = self._loop.create_future()
+                self.ping()
+                both = self._confirmed, self.ended
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if self.ended.done():
+                    await self.ended
+        except TimeoutError:
+            raise TimeoutError("the dispatcher did not answer the last ping") from None
 
     def copy_unsent(self) -> None:
         """Copy unsent payloads: the caller may change his arrays."""
@@ -235,6 +254,8 @@ class Link(StreamProtocol):
     def _hear(self, message: m.Message, payload: memoryview) -> None:
         if type(message) not in OF_CONNECTIONS:
             self._core.heard(message, payload, self._loop.time())
+            if isinstance(message, m.Pong) and self._confirmed and not self._confirmed.done():
+                self._confirmed.set_result(None)
             return
         if isinstance(message, m.Error):
             raise refusal(message)

@@ -12,6 +12,7 @@ import asyncio
 import os
 import re
 import socket
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -26,7 +27,7 @@ from rollout_dispatcher.errors import ConfigError
 
 
 class Closing(ABC):
-    """Closed at the end of a `with` block, however that ends."""
+    """Closed at the end of a `with` block, abandoned where that ends by an exception."""
 
     @abstractmethod
     def close(self) -> None:
@@ -35,8 +36,23 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def abandon(self) -> None:
+        """Close it as the program has failed; default: as else."""
         self.close()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, SystemExit):
+            self.close()
+        else:
+            self.abandon()
+
+
+def dies_of_exception() -> bool:
+    """Whether this interpreter exits because of an unhandled exception.
+
+    An interactive one keeps the last exception too, and goes on.
+    """
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
 
 
 #: Characters of the host's name in a client's id.

@@ -19,6 +19,7 @@ from rollout_dispatcher.errors import (
     BufferFull,
     ClientClosed,
     DispatcherError,
+    PushTimeout,
     RunChanged,
     SampleRefused,
     StoreFailed,
@@ -48,6 +49,8 @@ LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 BLOCKED_LOG_S = 30.0
 #: Seconds after which the end of a group, phase or stream that waits for a blocked push is logged.
 CONTROL_LOG_S = 10.0
+#: Samples that an error names.
+NAMED = 4
 
 
 class ProducerClient:
@@ -100,7 +103,7 @@ class ProducerClient:
     ) -> list[Outcome | SampleRefused]:
         """Push samples and wait for an answer to each; all or none are taken on.
 
-        Raises BufferFull or TimeoutError after `timeout` seconds; a note on the error says
+        Raises BufferFull or PushTimeout after `timeout` seconds; a note on the error says
         whether the samples were withdrawn.
         """
         connector = self._check()
@@ -115,9 +118,9 @@ class ProducerClient:
             async with asyncio.timeout(timeout):
                 settled = [await self._waiting[handle] for handle in handles]
         except TimeoutError:
-            raise self._give_up(handles, timeout) from None
+            raise self._give_up(handles, timeout, samples) from None
         except BaseException:
-            self._give_up(handles, timeout)
+            self._give_up(handles, timeout, samples)
             raise
         finally:
             reminder.cancel()
@@ -192,7 +195,9 @@ class ProducerClient:
         self._core.conflicts.end()
         await self._putting.finish()
 
-    def _give_up(self, handles: Sequence[int], timeout: float | None) -> Exception:
+    def _give_up(
+        self, handles: Sequence[int], timeout: float | None, samples: Sequence[EncodedSample]
+    ) -> Exception:
         """Withdraw what is not answered, let go of the caller's arrays; the error to tell him."""
         waiting = [(handle, self._waiting[handle]) for handle in handles]
         # Cancelling a wait cancels the future that it is for.
@@ -203,6 +208,7 @@ class ProducerClient:
             self._connector.copy_unsent()
             self._putting.look()
             self._connector.pump()  # what it has to say of groups that lack members has its time
+        sample_ids: tuple[str, ...] = ()
         caps = [blocked for _, blocked in given_up if blocked is not None]
         if len(left) == len(handles) and all(withdrawn for withdrawn, _ in given_up):
             fate = (
@@ -210,13 +216,17 @@ class ProducerClient:
                 f"it is given up unless it is pushed again within {GRACE_S:.0f} s"
             )
         else:
+            sample_ids = tuple(sample.sample_id or "" for sample in samples)
+            names = ", ".join(sample_ids) if len(sample_ids) <= NAMED else "its sample_ids"
             fate = (
                 "samples of this push were or may still be accepted; push them again under the "
-                "same sample_id only"
+                f"same sample_id only, which this error has: {names}"
             )
         if not caps:
-            return TimeoutError(f"the dispatcher did not answer within {timeout} s; {fate}")
+            text = f"the dispatcher did not answer within {timeout} s; {fate}"
+            return PushTimeout(text, sample_ids)
         error = _buffer_full(caps[0])
+        error.sample_ids = sample_ids
         error.add_note(fate)
         return error
 

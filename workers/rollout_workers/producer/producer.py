@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import update_wrapper
 from inspect import signature
+from secrets import token_hex
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, get_args
 
 from rollout_dispatcher.errors import (
@@ -52,6 +53,7 @@ from rollout_workers.producer.encode import (
     rollout_samples,
 )
 from rollout_workers.producer.layout import ArrayLike
+from rollout_workers.producer.pushes import GENERATED
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -146,14 +148,15 @@ class _Producer:
 
         Raises SampleRefused when it is not acceptable; RunFinished when the trainer has finished
         the run, or has left for good, so that nothing more is trained on; after `timeout`
-        BufferFull, which names the cap, or TimeoutError if no cap was named. A sample that was
-        already on its way then may still be accepted (the error or a note on it says so); only
-        under a `sample_id` of yours is it safe to push it again.
+        BufferFull, which names the cap, or PushTimeout, a TimeoutError, if no cap was named. A
+        sample that was already on its way then may still be accepted (the error or a note on it
+        says so); push it again with the `sample_id` that it had, which is in `error.sample_ids`:
+        without one of yours it was given one, as `timeout` is set.
         """
         sample = RolloutSample(
             fields, sample_id, group_id, group_size, policy_version, staleness_exempt
         )
-        return self._push_one(self._encode([sample]), timeout)
+        return self._push_one(self._encode([sample], timeout), timeout)
 
     def _push_many(
         self, samples: Iterable[Pushable], *, timeout: float | None = None
@@ -164,7 +167,7 @@ class _Producer:
 
         Raises as `push` does; when some are refused the others are accepted nevertheless.
         """
-        return self._push_encoded(self._encode(samples), timeout)
+        return self._push_encoded(self._encode(samples, timeout), timeout)
 
     def _push_group(
         self,
@@ -192,7 +195,7 @@ class _Producer:
         Raises as `push` does, and for samples that cannot be as they are said before anything is
         pushed.
         """
-        return self._push_encoded(self._encode_references(samples), timeout)
+        return self._push_encoded(self._encode_references(samples, timeout), timeout)
 
     def _close_group(
         self, group_id: str, *, size: int | None = None, keep: bool | None = None
@@ -242,14 +245,16 @@ class _Producer:
 
     # -- mechanism
 
-    def _encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
+    def _encode(self, samples: Iterable[Pushable], timeout: float | None) -> list[EncodedSample]:
         """Check samples and find their memory; raises SampleRefused. Any thread may."""
-        found = rollout_samples(samples)
+        found = _named(rollout_samples(samples), timeout)
         if self._group_size is not None:
             found = [self._sized(item) for item in found]
         return self._encoder.encode(found)
 
-    def _encode_references(self, samples: Iterable[ReferencedSample]) -> list[EncodedSample]:
+    def _encode_references(
+        self, samples: Iterable[ReferencedSample], timeout: float | None
+    ) -> list[EncodedSample]:
         """Check samples that lie in a payload store; raises SampleRefused. Any thread may."""
         if self._loss_mask_shifted:
             raise SampleRefused(
@@ -258,7 +263,8 @@ class _Producer:
                 "referenced sample is read as it lies: write it with loss_mask[i] for token i, and "
                 "push its reference by another producer",
             )
-        return encode_references(samples, self._client.core.objects.stores, self._group_size)
+        stores = self._client.core.objects.stores
+        return encode_references(_named(samples, timeout), stores, self._group_size)
 
     async def _push_one(self, sample: Sequence[EncodedSample], timeout: float | None) -> Outcome:
         return (await self._push_encoded(sample, timeout))[0]
@@ -292,6 +298,21 @@ class _Producer:
         if sample.group_id is None or sample.group_size is not None:
             return sample
         return replace(sample, group_size=self._group_size)
+
+
+_Sample = TypeVar("_Sample", RolloutSample, ReferencedSample)
+
+
+def _named(samples: Iterable[_Sample], timeout: float | None) -> list[_Sample]:
+    """With an id for each if their push may time out, by which they can be pushed again."""
+    if timeout is None:
+        return list(samples)
+    return [
+        sample
+        if not isinstance(sample, (RolloutSample, ReferencedSample)) or sample.sample_id is not None
+        else replace(sample, sample_id=GENERATED + token_hex(12))
+        for sample in samples
+    ]
 
 
 def members(

@@ -61,6 +61,8 @@ class Put:
         )
 
 
+#: Begins the id that a sample gets when its user gave none, and it may have to be pushed again.
+GENERATED = "generated/"
 #: None where a sample met `full` and has to be sent again.
 Answer = Outcome | SampleRefused | None
 
@@ -118,8 +120,9 @@ class PendingPush:
 
     def identities(self) -> list[str] | list[bytes]:
         """What identifies each sample if it is pushed again: its id, or a digest of its content."""
-        if self.message.named:
-            return self.message.sample_ids
+        ids = self.message.sample_ids
+        if self.message.named and not any(given.startswith(GENERATED) for given in ids):
+            return ids
         if self.put is None and self.message.places is not None:  # all of it lay in stores before
             stored = list(map(repr, self.message.objects or ()))
             return [f"{stored[at[0]]}@{at[1]}" for at in self.message.places if at is not None]

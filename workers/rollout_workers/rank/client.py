@@ -13,6 +13,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -29,6 +30,7 @@ from rollout_workers.client.process import (
     Closing,
     LoopThread,
     OwnProcess,
+    dies_of_exception,
     forbid_pickle,
     new_client_id,
     validated,
@@ -418,22 +420,34 @@ class RankClient(StepClient):
         self._fetcher = Fetcher(core, self._condition, memory, spoken=self._wake, failed=self._fail)
         self._thread = LoopThread("dispatcher-rank")
         self._connector = Connector(self._thread.loop, address, role, shown, reconnect_timeout)
-        atexit.register(self.close)
+        atexit.register(self._exit)
         self._thread.finish(self._run())
         self._await_welcome()
 
     def close(self) -> None:
         """Deliver what was committed, say goodbye, end the thread. Idempotent, bounded in time."""
+        self._leave(goodbye=True)
+
+    def abandon(self) -> None:
+        """As `close`, without a goodbye: the dispatcher counts the connection as lost."""
+        self._leave(goodbye=False)
+
+    def _exit(self) -> None:
+        """The interpreter exits."""
+        self._leave(goodbye=not dies_of_exception())
+
+    def _leave(self, *, goodbye: bool) -> None:
         if not self._process.is_here:  # the exit hook, in a forked child
             return
         with self._condition:
             if self._stopping:
                 return
             self._stopping = True
+            goodbye = goodbye or self._core.finished
             self._condition.notify_all()
-        self._thread.call(self._connector.leave)
+        self._thread.call(partial(self._connector.leave, goodbye=goodbye))
         self._thread.join(2 * CLOSE_TIMEOUT_S)
-        atexit.unregister(self.close)
+        atexit.unregister(self._exit)
 
     # -- overridden by the leader of a replica
 

@@ -118,11 +118,11 @@ class Leader(RankClient):
             relay.join()
             raise
 
-    def close(self) -> None:
+    def _leave(self, *, goodbye: bool) -> None:
         """End the peers, deliver commits, disconnect. Idempotent, bounded in time."""
         if self._process.is_here:
             self._relay.end(m.Bye(), self._core.taken)
-        super().close()
+        super()._leave(goodbye=goodbye)
         if self._process.is_here:
             self._relay.join()
 

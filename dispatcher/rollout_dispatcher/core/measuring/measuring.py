@@ -15,7 +15,7 @@ and planned micro-batches, whatever ranks report; no peer waits for a report.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -202,18 +202,17 @@ class Measuring:
             return [*self._learn_cost(timed, work, busy, waited=True)]
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
-        found = StepMeasured(
-            timed.number, cost_key, self._leads(cost_key, timed.number), self._sync, split,
-            timed.planned,
-        )  # fmt: skip
-        if not found.leads or found.planned is None:
+        leads, estimated = self._leads(cost_key, timed.number), None
+        if timed.planned is not None:
+            estimated = timed.planned / timed.slowness[:, None]
+        if not leads or estimated is None:
+            found = StepMeasured(timed.number, cost_key, leads, self._sync, split, estimated)
             self._add(found)
             return [found]
         work = self._cost.work(timed.tokens, timed.counts)
-        estimated = self._cost.seconds(work)
-        if estimated is None:
-            estimated = found.planned / timed.slowness[:, None]
-        found = replace(found, expected=estimated * timed.slowness[:, None])
+        fitted = self._cost.seconds(work)
+        estimated = estimated if fitted is None else fitted
+        found = StepMeasured(timed.number, cost_key, leads, self._sync, split, estimated)
         self._add(found)
         self._speeds.add(split.of_ranks[0], estimated)
         return [found, *self._learn_cost(timed, work, split.compute), *self._learn_speeds()]

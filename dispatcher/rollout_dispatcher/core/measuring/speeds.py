@@ -23,6 +23,14 @@ SURE = 5.0
 FASTEST, SLOWEST = 0.25, 4.0
 
 
+def pace(seconds: FloatArray, work: FloatArray) -> FloatArray:
+    """Each rank's seconds, float64[R], for a unit of work, float64[R, M]; nan without either."""
+    of_ranks = work.sum(axis=1)
+    found = np.full(len(of_ranks), np.nan)
+    np.divide(seconds, of_ranks, out=found, where=(of_ranks > 0) & (seconds > 0))
+    return found
+
+
 def lower_median(values: FloatArray) -> FloatArray:
     """Over the first axis, without nan; of an even number, the lower one of the middle two.
 
@@ -49,10 +57,8 @@ class RankSpeeds:
 
     def add(self, seconds: FloatArray, work: FloatArray) -> None:
         """Add a measured step: seconds, float64[R], and estimated work, float64[R, M]."""
-        of_ranks = work.sum(axis=1)
-        pace = np.full(len(of_ranks), np.nan)
-        np.divide(seconds, of_ranks, out=pace, where=(of_ranks > 0) & (seconds > 0))
-        self._recent.append(pace / lower_median(pace))
+        paces = pace(seconds, work)
+        self._recent.append(paces / lower_median(paces))
         if len(self._recent) >= FEWEST:
             typical = lower_median(np.array(self._recent)[-RECENT:])
             self.slowness = np.where(np.isnan(typical), self.slowness, typical)
