@@ -288,10 +288,10 @@ class _Producer:
         index, first = next((i, e) for i, e in enumerate(found) if isinstance(e, SampleRefused))
         if len(found) == 1:
             raise first
+        counted = f"{len(found) - len(accepted)} of {len(found)} samples were refused"
+        others = ", the others accepted" if accepted else ""
         raise SampleRefused(
-            first.reason,
-            f"{len(found) - len(accepted)} of {len(found)} samples were refused, the others "
-            f"accepted; the first, at index {index}: {first}",
+            first.reason, f"{counted}{others}; the first, at index {index}: {first}"
         )
 
     def _sized(self, sample: RolloutSample) -> RolloutSample:
