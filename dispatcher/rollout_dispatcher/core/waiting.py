@@ -359,8 +359,8 @@ class Waiting:
         if not self._producers.num_there:
             yield Reason(Cause.PRODUCERS, "no producer is connected")
         if count := len(buffer.groups):
-            oldest = next(iter(buffer.groups))
-            names = sorted(filter(None, oldest.contributors))
+            first = next(iter(buffer.groups))
+            names = sorted(filter(None, first.contributors))
             of = name_some(names, "producer", NAMED) or "no connection"
             held = (
                 f"{_counted(count, 'open group holds', 'open groups hold')} "
