@@ -20,7 +20,8 @@ from tests.support.source import ROOT
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "rollout-dispatcher.json"
 COLOURS = (
-    "#3b82f6", "#d97706", "#059669", "#dc2626", "#7c3aed", "#64748b", "#db2777", "#0891b2", "#84cc16",
+    "#3b82f6", "#d97706", "#059669", "#dc2626", "#7c3aed",
+    "#64748b", "#db2777", "#0891b2", "#84cc16",
 )  # fmt: skip
 WIDTH, HEIGHT, POINTS = 420, 130, 120
 
