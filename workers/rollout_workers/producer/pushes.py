@@ -177,8 +177,8 @@ class Conflicts:
                     log.warning(
                         "sample %s has other content than the accepted sample of this id, which is "
                         "kept: the new one is not trained on; give each rollout an id of its own, "
-                        "with its epoch or step in it, or no sample_id. This is said once, push() "
-                        "returns Outcome.CONFLICT for each", sample_id,
+                        "with its epoch or step in it, or no sample_id. This is logged once; "
+                        "push() returns Outcome.CONFLICT for each", sample_id,
                     )  # fmt: skip
 
     def end(self) -> None:

@@ -325,7 +325,7 @@ class RankCore:
         """What the next step waits for, in words, as far as it is known here."""
         if not self._connected:
             return "the dispatcher, to which there is no connection"
-        return self._waits_for or "the dispatcher, which has not said for what"
+        return self._waits_for or "the dispatcher, which has not reported a reason"
 
     def _check_open_steps(self) -> None:
         open_steps = self._steps.taken
