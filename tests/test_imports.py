@@ -13,6 +13,7 @@ the engines of payload stores.
 
 import ast
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,15 @@ WORD_MODULES = {
 }  # fmt: skip
 #: Functions that look for a module by its name.
 LOOK_UPS = {"find_spec", "import_module"}
+#: Verbs of conversation, for which the code has send, receive, report and others; the journal's name
+#: of one fact is older.
+DIALECT = re.compile(
+    r"(?<![^\W_])(?:told|untold|said|tells?|hears?|heard)(?![^\W_])", re.IGNORECASE
+)
+DIALECT_ALLOWED = {
+    "rollout_dispatcher.core.facts": ["said"],
+    "rollout_dispatcher.journal.state": ["said"],
+}
 #: Modules a folder, beside its subfolders.
 MAX_MODULES = 18
 #: Part of the house -> the parts that it may import, itself and the words included.
@@ -258,3 +268,21 @@ def test_a_folder_can_be_read_at_a_glance() -> None:
     folders = {path.parent for path in sources()}
     sizes = {folder: len([*folder.glob("[!_]*.py")]) for folder in folders}
     assert {str(folder): size for folder, size in sizes.items() if size > MAX_MODULES} == {}
+
+
+def dialect(text: str) -> list[str]:
+    """The words of `DIALECT` in a module, alone or as parts of names."""
+    return DIALECT.findall(text)
+
+
+def test_the_code_speaks_of_messages_not_of_conversation() -> None:
+    found = {module_of(path): dialect(path.read_text()) for path in sources()}
+    assert {module: words for module, words in found.items() if words} == DIALECT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    "text", ["last_heard = 0", "TOLD_AT_CLOSE", "# it is said", "def _tell():"]
+)
+def test_a_word_of_conversation_would_be_seen(text: str) -> None:
+    assert dialect(text)
+    assert not dialect("heartbeat, shear, intelligence, satellite_size")

@@ -1,8 +1,8 @@
 """Rollout dispatcher: buffers RL samples and streams balanced micro-batches to DP ranks.
 
-To run one inside a program of your own: `Dispatcher` and `ServeConfig`. They are loaded when first
-asked for, so that who needs a word of ours (`rollout_dispatcher.errors`: every error that we raise
-on purpose) does not wait for a server's libraries.
+Use `Dispatcher` and `ServeConfig` to run one inside another program. They are loaded on first use,
+so that importing `rollout_dispatcher.errors` (every error raised on purpose) or another small
+module does not load the server's libraries.
 """
 
 from importlib import import_module

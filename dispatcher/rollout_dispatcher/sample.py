@@ -1,7 +1,7 @@
 """A sample as the dispatcher sees it: metadata and one opaque span of tensor bytes.
 
-The dispatcher never decodes payloads. A `Schema` says which fields a sample has, and with that, its
-token count and the rows of its ragged fields where each lies in its span (`spans`).
+The dispatcher never decodes payloads. A `Schema` defines the fields of a sample; with its token
+count and the rows of its ragged fields, their places in its span (`spans`).
 """
 
 from collections.abc import Iterable
@@ -17,30 +17,30 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import InJournal, InMemory, Payload, Reference, WithProducer
 from rollout_dispatcher.spans import ROWS, SAMPLES, TOKENS, SpanLayout
 
-#: Group sizes that are no number of members: nobody has said; said when the group is closed.
+#: Values of `group_size` without a number: not known; given when the group is closed.
 SIZE_UNKNOWN, SIZE_AT_CLOSE = 0, -1
 
-#: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
+#: Names of values that a micro-batch computes; a field of such a name would collide.
 RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale", "loss_scales"})
-#: Behind the name of a ragged field it names where the rows of each sample begin.
+#: Suffix of a ragged field's name, for the offsets of each sample's rows.
 CU_ROWS = "_cu_rows"
-#: Differences between schemas that are told.
+#: Differences between schemas that an error lists.
 NAMED = 8
-#: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.
+#: Metadata of a sample, which may not be fields.
 METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version", "staleness_exempt"})
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a micro-batch computes something of this name by itself."""
+    """Whether a micro-batch computes a value of this name."""
     return name in RESERVED or name.endswith(CU_ROWS)
 
 
 class Outcome(StrEnum):
-    """What became of a pushed sample.
+    """The outcome of a pushed sample.
 
-    DUPLICATE: there was a sample of this id before, from whichever producer. CONFLICT: the same,
-    and its content was another; the first is kept. REFUSED: it is not acceptable. FULL: there is no
-    room for it now.
+    DUPLICATE: a sample of this id was accepted before, from any producer. CONFLICT: the same, with
+    other content; the first is kept. REFUSED: it is not acceptable. FULL: the buffer has no room
+    for it now.
     """
 
     ACCEPTED = "accepted"
@@ -51,9 +51,9 @@ class Outcome(StrEnum):
 
 
 class DType(StrEnum):
-    """Element types that may travel; names are torch's and numpy's, and Python's for text.
+    """Element types on the wire; names are torch's and numpy's, and Python's for text.
 
-    STR: a byte of UTF-8. A field of it is ragged, and its rows are the text of a sample.
+    STR: a byte of UTF-8. Its fields are ragged; the rows are one text per sample.
     """
 
     BOOL = "bool"
@@ -94,9 +94,9 @@ class Field:
     """One tensor of a sample.
 
     per_token: the tensor's first dimension is the sample's token count, followed by `shape`.
-    ragged: it is a number of rows that each sample has for itself, 0 or more, followed by `shape`;
-    never together with `per_token`. With neither, its whole shape is `shape`, the same for every
-    sample.
+    ragged: the first dimension is a number of rows that differs by sample, 0 or more, followed by
+    `shape`; never together with `per_token`. With neither, `shape` is the whole shape, the same for
+    every sample.
     """
 
     name: str
@@ -107,12 +107,12 @@ class Field:
 
     @classmethod
     def text(cls, name: str) -> Self:
-        """One text a sample."""
+        """A field with one text per sample."""
         return cls(name, DType.STR, per_token=False, ragged=True)
 
     @property
     def is_text(self) -> bool:
-        """Whether it is one text a sample."""
+        """Whether it is one text per sample."""
         return self.dtype is DType.STR
 
     def __str__(self) -> str:
@@ -126,17 +126,17 @@ class Field:
 
     @property
     def unit(self) -> int:
-        """Bytes a token for a per-token field, a row for a ragged one, a sample otherwise."""
+        """Bytes per token for a per-token field, per row for a ragged one, else per sample."""
         return prod(self.shape) * self.dtype.itemsize
 
     def nbytes(self, tokens: int, rows: int = 0) -> int:
-        """Bytes of this field in a sample of so many tokens, and rows if it is ragged."""
+        """Bytes of this field in a sample of `tokens` tokens, and `rows` rows if it is ragged."""
         return self.unit * (tokens if self.per_token else rows if self.ragged else 1)
 
 
 @dataclass(frozen=True)
 class Schema(SpanLayout):
-    """The fields that every sample of a run has, in the order in which they lie in its span."""
+    """The fields of every sample of a run, in the order of its span."""
 
     fields: tuple[Field, ...]
 
@@ -159,12 +159,12 @@ class Schema(SpanLayout):
 
     @cached_property
     def ragged(self) -> tuple[str, ...]:
-        """The names of the ragged fields, in span order: that of a sample's `rows`."""
+        """Names of the ragged fields in span order, which is the order of a sample's `rows`."""
         return tuple(item.name for item in self.fields if item.ragged)
 
     @cached_property
     def units(self) -> tuple[tuple[int, int], ...]:
-        """Of each field its unit, and what it has that many bytes for, as `SpanLayout` says."""
+        """Of each field its unit, and what the unit is per; see `SpanLayout`."""
         rows = count(ROWS)
         return tuple(
             (item.unit, TOKENS if item.per_token else next(rows) if item.ragged else SAMPLES)
@@ -188,16 +188,15 @@ class Schema(SpanLayout):
         return "; ".join(found) or f"its fields come in the order {', '.join(other.names)}"
 
 
-#: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far
-#: below where a tensor of no rows overflows in a DP rank.
+#: Bytes of a row of a ragged field: far above any frame, and far below an overflow in a DP rank.
 MAX_ROW_BYTES = 1 << 40
 
 
 @lru_cache(maxsize=64)
 def schema_of(fields: tuple[Field, ...]) -> Schema:
-    """The schema of these fields; one object each, as comparing these costs next to nothing.
+    """The schema of these fields; cached, as comparing one object with itself is cheap.
 
-    Raises ProtocolError for a field whose size or form nobody could tell.
+    Raises ProtocolError for a field without a definite size or form.
     """
     for item in fields:
         if item.ragged and item.per_token:
@@ -212,10 +211,10 @@ def schema_of(fields: tuple[Field, ...]) -> Schema:
 
 
 def content_checksum(span: Iterable[bytes | bytearray | memoryview], *facts: object) -> int:
-    """CRC-32 of a sample's content: it tells a sample that is pushed again from another one.
+    """CRC-32 of a sample's content: distinguishes a repeated push from another sample.
 
-    span: its bytes, in pieces; none of one that lay in a payload store before it was pushed. facts:
-    tokens, rows, group id and policy version. 10 us for 26 kB.
+    span: its bytes, in pieces; none for a reference into a payload store. facts: tokens, rows,
+    group id and policy version. 10 us for 26 kB.
     """
     found = crc32(repr(facts).encode())
     for piece in span:
@@ -224,16 +223,16 @@ def content_checksum(span: Iterable[bytes | bytearray | memoryview], *facts: obj
 
 
 class Sample(NamedTuple):
-    """One finished rollout; a tuple, as there are many and a dataclass takes five times as long.
+    """One finished rollout; a tuple, as creating a dataclass takes five times as long.
 
-    payload: the span described by `schema`, `schema.nbytes(tokens, rows)` bytes, or where it is.
+    payload: the span described by `schema`, of `schema.nbytes(tokens, rows)` bytes, or its place.
     loss_tokens: tokens that the loss counts, 0 to `tokens` - 1: the first is never a target.
-    group_size: members that `group_id` will have in the end, or a word of its own, see
-        `SIZE_AT_CLOSE`; 1 without a group.
-    policy_version: version of the weights that wrote its oldest token; None if not tracked.
+    group_size: final number of members of its group, or `SIZE_UNKNOWN` or `SIZE_AT_CLOSE`; 1
+        without a group.
+    policy_version: version of the weights that generated its oldest token; None if not tracked.
     rows: of each ragged field, in the order of the schema.
-    staleness_exempt: it never is too old, whatever its version.
-    checksum: `content_checksum` of one whose id its user gave; None: not known.
+    staleness_exempt: it is never too old, whatever its version.
+    checksum: `content_checksum`, if the user gave its id; None: not known.
     """
 
     sample_id: str
@@ -250,27 +249,27 @@ class Sample(NamedTuple):
 
     @property
     def judged_version(self) -> int | None:
-        """The policy version by which it may be too old, or belong to a phase; None without one."""
+        """The policy version for staleness and phases; None without one."""
         return None if self.staleness_exempt else self.policy_version
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload, wherever it is."""
+        """Bytes of the payload."""
         return self.payload.nbytes
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the payload is."""
+        """Whether the payload is in memory."""
         return isinstance(self.payload, InMemory)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that the payload takes."""
+        """Bytes of the payload in memory."""
         return self.payload.nbytes if isinstance(self.payload, InMemory) else 0
 
     @property
     def footprint(self) -> tuple[int, int]:
-        """Bytes of memory, and of a payload store, that the payload takes."""
+        """Bytes of the payload in memory, and in a payload store."""
         payload = self.payload
         if isinstance(payload, InMemory):
             return payload.nbytes, 0
@@ -281,7 +280,7 @@ class Sample(NamedTuple):
         return self._replace(payload=InJournal(self.nbytes)) if self.is_in_memory else self
 
     def with_producer(self) -> "Sample":
-        """The same with its payload let go, if it was in memory: its producer sends it again."""
+        """The same without its payload, if that was in memory: its producer sends it again."""
         return self._replace(payload=WithProducer(self.nbytes)) if self.is_in_memory else self
 
     def __repr__(self) -> str:
@@ -290,7 +289,7 @@ class Sample(NamedTuple):
 
 
 class SamplesByField(NamedTuple):
-    """Some samples, field by field in the order of `Sample`: for what is asked of all at once."""
+    """Samples as columns, in the order of `Sample`'s fields, for checks of all at once."""
 
     sample_ids: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
@@ -306,5 +305,5 @@ class SamplesByField(NamedTuple):
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:
-        """These samples, which takes some twentieth of a microsecond each."""
+        """These samples; takes about 0.05 us each."""
         return cls(*zip(*samples, strict=True))

@@ -1,7 +1,7 @@
 """The trainer's and the rollout workers' side: push samples, receive micro-batches.
 
-Names are loaded when first asked for, so that a rollout worker without torch can import
-`RolloutProducer`; only what handles torch tensors by itself (`MicroBatchStream`) imports torch.
+Names are loaded on first use, so that a rollout worker without torch can import `RolloutProducer`;
+only classes that make torch tensors (`MicroBatchStream`) import torch.
 """
 
 from importlib import import_module

@@ -1,1 +1,1 @@
-"""The `dispatcher` command: one module a subcommand, named in `main.COMMANDS`."""
+"""The `dispatcher` command: one module per subcommand, listed in `main.COMMANDS`."""

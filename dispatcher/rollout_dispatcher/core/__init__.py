@@ -1,1 +1,1 @@
-"""Decides: events in, effects and facts out; time is an argument, and nothing is performed here."""
+"""The pure core: events in, effects and facts out, time as an argument."""

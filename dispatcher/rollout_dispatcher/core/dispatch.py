@@ -1,8 +1,8 @@
 """The dispatcher's pure core: events in, decisions out, time as an argument.
 
-`DispatcherCore` passes each event to the parts concerned (parts.py): admission accepts samples into
-the buffer, planning makes steps of them when the trigger says so, the ledger follows each step over
-the ranks, checkpoints rewind it, the lifecycle ends the run. Invariant, at every return: accepted =
+`DispatcherCore` passes each event to its parts (parts.py): admission accepts samples into the
+buffer, planning makes steps of them when the trigger fires, the ledger tracks each step over the
+ranks, checkpoints rewind it, the lifecycle ends the run. Invariant, at every return: accepted =
 buffered + in flight + (committed - rewound) + dropped.
 """
 
@@ -58,7 +58,7 @@ class DispatcherCore:
     run_id: name of a new run; a restored run keeps its own.
 
     Every event method returns a `Decision`, to be carried out before the next call. `statistics()`
-    returns a frozen snapshot of everything. It walks all ranks and steps, so frequent queries have
+    returns a frozen snapshot of everything; it walks all ranks and steps, so frequent queries have
     accessors of their own:
 
         for each frame or effect    `generation`, `client_of`, `step` (whose payloads no snapshot
@@ -87,10 +87,10 @@ class DispatcherCore:
         self._dropping, self._outcomes = parts.dropping, parts.outcomes
         self._references, self._rank_time = parts.references, parts.rank_time
 
-    # -- what outlives the process ------------------------------------------------------------
+    # -- recovery and settings ----------------------------------------------------------------
 
     def restore(self, memory: RecoveredState, now: float = 0.0) -> Decision:
-        """Continue the run of an earlier process; to be called before any event."""
+        """Continue the run of an earlier process; call it before any event."""
         if memory.run_id:
             self.run_id = memory.run_id
         else:
@@ -100,11 +100,11 @@ class DispatcherCore:
 
     def _to_decision(self, effects: list[Effect]) -> Decision:
         """Bundle the effects with all facts recorded since the last decision."""
-        if (decided := self._outcomes.decided) is not None:  # before refusals that rest on it
+        if (decided := self._outcomes.decided) is not None:  # before refusals that cite it
             self._outcomes.decided, effects = None, [decided, *effects]
         if repeated := self._outcomes.repeats.found:
             self._outcomes.repeats.found, effects = [], [*effects, *repeated]
-        # before effects of a plan that used them, or of a cap that dropped them
+        # before effects that plan or drop these samples
         if self._outcomes.unreported:
             effects = [SamplesAccepted(*self._outcomes.pop_unreported()), *effects]
         if self._dropping.unreported:
@@ -130,7 +130,7 @@ class DispatcherCore:
     # -- producers --------------------------------------------------------------------------
 
     def push(self, push: Push, now: float, *, may_wait: bool = True) -> Decision:
-        """Samples arrived. With `may_hold=False` what has to wait is answered `full`."""
+        """Samples arrived. With `may_wait=False` samples that cannot be accepted now get `full`."""
         self._rank_time.charge(now)
         self._references.objects.pushed(push)
         effects = [] if self.config.max_staleness is None else self._parts.progress.ahead(push)
@@ -138,7 +138,7 @@ class DispatcherCore:
         return self._to_decision(effects + self._run_to_fixpoint(now))
 
     def check_key(self, producer: str, key: str) -> None:
-        """Raise Unauthorized for a producer that uses another's name; key: its key's digest."""
+        """Raise Unauthorized for a producer that uses another's name. key: digest of its key."""
         if not self._parts.memory.is_ours(producer, key):
             raise Unauthorized(
                 f"another client has the name {producer}, and has shown a key that goes with it; "
@@ -148,9 +148,9 @@ class DispatcherCore:
     def producer_connected(
         self, producer: str, key: str = "", incarnation: str = "", accepted: int = -1
     ) -> Decision:
-        """A producer connected, maybe again; key: the digest that `check_key` has passed.
+        """A producer connected, maybe again. key: the digest that `check_key` has passed.
 
-        incarnation: what its objects' keys begin with; empty if it puts none. accepted: the largest
+        incarnation: prefix of its objects' keys; empty if it puts none. accepted: the largest
         sequence number that it knows as accepted, -1 for none. If the journal has no such sample,
         acknowledged data was lost.
         """
@@ -166,7 +166,7 @@ class DispatcherCore:
         return self._to_decision(effects + self._parts.finishing.refuse())
 
     def producer_leaves(self, producer: str, now: float) -> Decision:
-        """A producer said goodbye: it is not waited for any more, also after a restart."""
+        """A producer has left with a goodbye: nothing waits for it, also after a restart."""
         if producer in self._parts.producers:
             self._append(ProducerLeft(producer))
         self._references.producer_leaves(producer, now)
@@ -175,7 +175,7 @@ class DispatcherCore:
     def producer_disconnected(
         self, producer: str, now: float, *, for_good: bool = False
     ) -> Decision:
-        """A producer's connection is lost, `for_good` if it said goodbye."""
+        """A producer's connection is lost. for_good: after a goodbye."""
         self._rank_time.charge(now)
         self._parts.presence.disconnected(producer, now, for_good=for_good)
         self._outcomes.repeats.forget(producer)
@@ -192,9 +192,9 @@ class DispatcherCore:
         keep: bool | None = None,
         request: tuple[str, int] | None = None,
     ) -> Decision:
-        """A group gets no members beyond `size`, or no further ones; see `Presence.close`.
+        """A group gets no member beyond `size`, or no further one; see `Presence.close`.
 
-        request: its producer and number; a repeated one has no effect.
+        request: producer and number of the request; a repeated one has no effect.
         """
         advised = self._parts.presence.close(group_id, size, keep, now, request=request)
         return self._to_decision(advised + self._run_to_fixpoint(now))
@@ -202,8 +202,9 @@ class DispatcherCore:
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
     ) -> Decision:
-        """A producer withdraws samples of a group. size: members of the group; None if not known.
-        numbers: the samples' sequence numbers.
+        """A producer withdraws samples of a group.
+
+        size: members of the group; None if not known. numbers: the samples' sequence numbers.
         """
         self._parts.presence.withdraw(group_id, size, producer, numbers, now)
         return self._to_decision(self._run_to_fixpoint(now))
@@ -211,7 +212,7 @@ class DispatcherCore:
     def end_phase(
         self, version: int, now: float, producer: str = "", *, force: bool = False
     ) -> Decision:
-        """A producer will push nothing older than `version`; with `force` nobody will.
+        """A producer will push nothing older than `version`; with `force` no producer will.
 
         Once every contributing producer has ended the phase, its samples are planned before newer
         ones.
@@ -220,7 +221,7 @@ class DispatcherCore:
         return self._to_decision(self._run_to_fixpoint(now))
 
     def end_stream(self, now: float, producer: str = "", *, force: bool = False) -> Decision:
-        """A producer will push nothing more; with `force` nobody will.
+        """A producer will push nothing more; with `force` no producer will.
 
         Once every contributing producer has ended its stream, the buffer is flushed and the ranks'
         streams end.
@@ -229,9 +230,7 @@ class DispatcherCore:
         return self._to_decision(self._run_to_fixpoint(now))
 
     def drain(self, now: float) -> Decision:
-        """Shut down in order: accept nothing more, dispatch the buffered samples, end the ranks'
-        streams.
-        """
+        """Shut down in order: accept nothing more, dispatch buffered samples, end the streams."""
         self._lifecycle.draining = True
         dropping = self._dropping
         dropping.shutdown_drops = dropping.shutdown_drops or DropCounts()
@@ -249,9 +248,7 @@ class DispatcherCore:
     # -- workers that open payload stores -----------------------------------------------------
 
     def on_worker_event(self, event: WorkerEvent, now: float) -> Decision:
-        """A worker that can free objects connected, left or answered; `tick` returns the
-        effects.
-        """
+        """A worker of payload stores connected, left or answered; `tick` returns the effects."""
         self._references.on_worker_event(event, now)
         return self._to_decision([])
 
@@ -260,9 +257,9 @@ class DispatcherCore:
     def join(self, hello: RankHello, now: float) -> Decision:
         """Welcome a DP rank that connected, or has loaded a checkpoint since.
 
-        Raises RankRefused, GenerationFenced, ProtocolError for what cannot be, or CheckpointRefused
-        for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
-        the generation, this rank with it. All or nothing: nothing has changed where it raises.
+        Raises RankRefused, GenerationFenced or ProtocolError for an invalid hello,
+        CheckpointRefused for a checkpoint that does not fit this run; nothing has changed then. A
+        checkpoint that does not fit the other ranks' fails the whole generation.
         """
         effects = self._parts.joining.join(hello, self.run_id, now)
         if hello.taken >= 0:
@@ -279,24 +276,24 @@ class DispatcherCore:
     def leave(
         self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
     ) -> Decision:
-        """A DP rank's connection is gone, `for_good` if it said goodbye."""
+        """A DP rank's connection is lost. for_good: after a goodbye."""
         self._rank_time.charge(now)
         self._ledger.leave(dp_rank, client_id, for_good=for_good)
         self._rank_departures.left(dp_rank, client_id, now)
         return self._to_decision(self._settle_and_limit_ranks(now))
 
     def seen(self, dp_rank: int, now: float) -> None:
-        """A DP rank gave a sign of life."""
+        """A DP rank is alive."""
         self._ledger.ranks[dp_rank].last_seen = now
 
     def progressed(self, dp_rank: int, handed_out: int, collectives: int, now: float) -> None:
-        """A DP rank's heartbeat says how far its training loop is; see `RankState`."""
+        """A DP rank's heartbeat reports the progress of its training loop; see `RankState`."""
         rank = self._ledger.ranks[dp_rank]
         rank.last_seen, rank.handed_out, rank.collectives = now, handed_out, collectives
         self._parts.stall_detector.on_progress(dp_rank, now)
 
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
-        """A rank's training loop has begun step `taken`, and waits for the next or not."""
+        """A rank's training loop has begun step `taken`. hungry: whether it waits for the next."""
         self._rank_time.charge(now)
         begins = dp_rank == 0 and not self._ledger.active_rank(0).begun
         effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
@@ -311,10 +308,10 @@ class DispatcherCore:
     def prepared(
         self, dp_rank: int, step: int, digest: str, now: float, *, attempt: int = 0
     ) -> Decision:
-        """A rank can train a step."""
+        """A rank holds a step and can train it."""
         self._rank_time.charge(now)
         effects = self._ledger.prepared(dp_rank, step, digest, attempt)
-        if self._ledger.generation.failed is not None:  # else planning has waited for none of this
+        if self._ledger.generation.failed is not None:  # else no plan depends on it
             effects += self._run_to_fixpoint(now)
         return self._to_decision(effects)
 
@@ -324,13 +321,11 @@ class DispatcherCore:
         return self._to_decision(effects + self._run_to_fixpoint(now))
 
     def unreadable(self, dp_rank: int, missing: Unresolved) -> Decision:
-        """The journal cannot read samples of a step back for this rank: `tick` acts on it."""
+        """The journal cannot read samples of a step for this rank; `tick` acts on it."""
         return self._to_decision(self._parts.attempts.report_missing(dp_rank, missing))
 
     def commit(self, dp_rank: int, step: int, now: float) -> Decision:
-        """A rank has applied every step up to `step`; a step is committed once every rank has
-        applied it.
-        """
+        """A rank has applied every step up to `step`; it is committed once every rank has."""
         self._rank_time.charge(now)
         done = self._ledger.commit(dp_rank, step)
         self._parts.measuring.committed(done)
@@ -344,8 +339,9 @@ class DispatcherCore:
         )
 
     def finish(self, dp_rank: int, step: int, now: float, *, discard: bool) -> Decision:
-        """A rank finishes after this step; once every rank has, the run is finished. discard:
-        unused samples are dropped, though a journal could keep them.
+        """A rank finishes after this step; once every rank has, the run is finished.
+
+        discard: drop unused samples, though a journal could keep them.
         """
         self._rank_time.charge(now)
         self._parts.finishing.finish(dp_rank, step, discard=discard)
@@ -353,9 +349,7 @@ class DispatcherCore:
         return self._to_decision(effects + self._settle_and_limit_ranks(now))
 
     def finish_carried_out(self) -> Decision:
-        """Every peer was told that the run is finished: the next process continues with the unused
-        samples.
-        """
+        """Every peer has received the end of the run: the next process uses the other samples."""
         self._parts.finishing.carried_out()
         return self._to_decision([])
 
@@ -367,7 +361,7 @@ class DispatcherCore:
         return self._to_decision([PolicyReported(version), *self._run_to_fixpoint(now)])
 
     def checkpoint_saved(self, dp_rank: int, step: int) -> Decision:
-        """A checkpoint taken after `step` is durable; DP rank 0 speaks for all.
+        """A checkpoint taken after `step` is durable; only DP rank 0's report counts.
 
         Raises ProtocolError for a step that was never planned.
         """
@@ -376,11 +370,11 @@ class DispatcherCore:
         return self._to_decision([])
 
     def retain_at_most(self, nbytes: int) -> Decision:
-        """Committed steps that no saved checkpoint covers may have so many bytes of payload."""
+        """Retain at most so many payload bytes of committed steps after the last checkpoint."""
         return self._to_decision(self._checkpoints.retain_at_most(nbytes))
 
     def step_times(self, dp_rank: int, times: RankTimes) -> Decision:
-        """A rank reports the seconds of a pass over a step; reports of no use are counted."""
+        """A rank reports the times of a pass over a step; unusable reports are counted."""
         measured = self._parts.measuring.on_times(dp_rank, times)
         for effect in measured:
             if isinstance(effect, StepMeasured):
@@ -390,7 +384,7 @@ class DispatcherCore:
     # -- time and plans ---------------------------------------------------------------------
 
     def watch_journal(self, is_slow: Callable[[], bool]) -> None:
-        """Ask this of the journal when ranks wait: whether it keeps others waiting for long."""
+        """Set the check whether the journal delays others, for the causes of ranks' waits."""
         self._rank_time.journal_is_slow = is_slow
 
     def tick(self, now: float) -> Decision:
@@ -419,7 +413,7 @@ class DispatcherCore:
         return soonest
 
     def planned(self, wanted: PlanRequested, plan: Plan, now: float) -> Decision:
-        """The planner's answer: becomes the next step, unless it was a trial that missed."""
+        """The planner's answer: it becomes the next step, unless it was a trial that missed."""
         self._rank_time.charge(now)
         before = self.next_step
         effects = self._planning.planned(wanted, plan, now)
@@ -435,15 +429,16 @@ class DispatcherCore:
         )
 
     def payloads_durable(self, entries: Sequence[Entry], now: float) -> Decision:
-        """The journal has these payloads: free their memory until their step."""
+        """The journal has these payloads: free their memory until their step is delivered."""
         self._rank_time.charge(now)
         self._capacity.spilling_since = None
         self._buffer.drop_payloads(entries)
         return self._to_decision(self._run_to_fixpoint(now))
 
     def set_journal_capacity(self, takes: Callable[[int, int], bool]) -> None:
-        """Accept only what the journal has capacity for. takes: whether it does, for a number of
-        samples and of payload bytes.
+        """Accept only samples that the journal has capacity for.
+
+        takes: whether it takes a number of samples with a number of payload bytes.
         """
         self._capacity.journal_takes = takes
 
@@ -457,7 +452,7 @@ class DispatcherCore:
         """Run to a fixed point; calling again without a new event is a no-op.
 
         Terminates: every round but the last removes something from the buffer or the queue of
-        blocked pushes, or changes a group of which members are blocked.
+        blocked pushes, or changes a group with blocked members.
         """
         planning = self._planning
         effects: list[Effect] = []
@@ -484,7 +479,7 @@ class DispatcherCore:
             return []
         return self._lifecycle.end_if_done(flushing=self._parts.phases.flushing)
 
-    # -- looking ----------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------
 
     @property
     def retained_bytes(self) -> int:
@@ -493,7 +488,7 @@ class DispatcherCore:
 
     @property
     def advice(self) -> str:
-        """What the trainer should know of itself; empty if nothing."""
+        """A hint for the trainer's log; empty without one."""
         return self._checkpoints.advice()
 
     @property
@@ -502,23 +497,23 @@ class DispatcherCore:
         return self._ledger.generation.number
 
     def client_of(self, dp_rank: int) -> str:
-        """Which client is this DP rank of the current generation; empty if none has joined."""
+        """The client of this DP rank in the current generation; empty if none has joined."""
         rank = self._ledger.ranks.get(dp_rank)
         return "" if rank is None else rank.client_id
 
     def step(self, number: int) -> OpenStep | None:
-        """What an open step holds; None if it is not open, or not any more."""
+        """An open step; None if it is not open."""
         return self._ledger.steps.find(number)
 
     def is_open(self, group_id: str) -> bool:
-        """Whether a group lacks members, which may then pass blocked pushes."""
+        """Whether a group lacks members; they may then pass blocked pushes."""
         return self._buffer.groups.get(group_id) is not None
 
     @property
     def ranks_seen(self) -> tuple[int, dict[int, float]]:
-        """DP ranks that there are to be, and when each that has joined was last heard of.
+        """The number of DP ranks, and when the last message of each joined one arrived.
 
-        Without those that said goodbye: nobody waits for a sign of life from them.
+        Ranks that have left with a goodbye are not listed.
         """
         generation = self._ledger.generation
         there = {at: rank.last_seen for at, rank in generation.ranks.items() if not rank.gone}
@@ -526,25 +521,23 @@ class DispatcherCore:
 
     @property
     def schema(self) -> tuple[Schema, str] | None:
-        """The schema of all samples and who has decided on it; None while that is not decided."""
+        """The schema of all samples and its origin; None while it is not decided."""
         schema = self._buffer.schema
         return None if schema is None else (schema, self._buffer.schema_source)
 
     @property
     def trainer_progress(self) -> TrainerProgress:
-        """Where the trainer is: versions and remaining capacity, for producers."""
+        """Policy versions and remaining capacity, for producers."""
         return self._parts.progress.now()
 
     @property
     def hungry_since(self) -> float | None:
-        """Since when a DP rank waits for a step that is not planned; None if none does."""
+        """Time since which a DP rank waits for an unplanned step; None if none does."""
         return self._planning.hungry_since
 
     @property
     def drained(self) -> bool:
-        """Whether the run is over: the stream has ended and every step is committed, or the ranks
-        have finished.
-        """
+        """Whether the run is over: finished, or ended with all steps committed."""
         return self._lifecycle.drained
 
     def waits_to_finish(self, dp_rank: int) -> bool:
@@ -559,23 +552,19 @@ class DispatcherCore:
 
     @property
     def pending_store_work(self) -> int:
-        """Objects of payload stores to be freed, and incarnations of producers to be swept, by
-        number.
-        """
+        """Number of objects to be freed and of producers' incarnations to be swept."""
         return self._references.num_pending
 
     def is_last_to_free(self, worker: str) -> bool:
-        """Whether this worker, which wants to leave, is the last that can free the remaining
-        objects.
-        """
+        """Whether this worker, which wants to leave, is the last that can free objects."""
         return self._references.is_last_to_free(worker)
 
     @property
     def deserted(self) -> bool:
         """Whether no rank is left that may come back.
 
-        After a restart with steps that no saved checkpoint covers, ranks are still to come; and so
-        are those that may not have heard that their run is finished, also of a new process group.
+        After a restart with steps that no saved checkpoint covers, ranks are expected; so are those
+        that may not have received the end of their run, also in a new process group.
         """
         generation = self._ledger.generation
         awaited = self._checkpoints.num_retained > 0
@@ -586,20 +575,20 @@ class DispatcherCore:
         return generation.deserted and not (awaited and not self._ledger.ranks)
 
     def waits_for(self, now: float) -> str:
-        """In words, which peers the next step waits for, or the end of a phase or of the stream."""
+        """The peers that the next step, or the end of a phase or stream, waits for, in words."""
         return self._parts.waiting.explain(now)
 
     def reasons(self, now: float) -> tuple[Reason, ...]:
-        """The reasons that `waits_for` puts in words, one by one."""
+        """The reasons that `waits_for` puts in words."""
         return tuple(self._parts.waiting.reasons(now))
 
     def stall(self, now: float) -> Stall | None:
-        """Which DP ranks hang, or that all are paused; None while the run gets on."""
+        """The DP ranks that hang, or that all are paused; None while the run makes progress."""
         return self._parts.stall_detector.stall(now)
 
     @property
     def next_step(self) -> int:
-        """The number of the step that is planned next."""
+        """Number of the next step to plan."""
         return self._ledger.steps.next_number
 
     def end_waits(self, version: int | None) -> list[str]:
@@ -608,16 +597,18 @@ class DispatcherCore:
 
     @property
     def shutdown_drops(self) -> DropCounts:
-        """Accepted samples that the shutdown has dropped so far."""
+        """Accepted samples dropped by the shutdown so far."""
         return self._dropping.shutdown_drops or DropCounts()
 
     def name_unfinished(self) -> str:
-        """The first of the samples that are in open steps or ready, oldest first, for the log."""
+        """The oldest samples that are in open steps or ready, for the log."""
         return name_unfinished(self._ledger.steps, self._buffer)
 
     def rank_time(self, now: float) -> Mapping[TimeCause, float]:
-        """Where the DP ranks' time has gone until now, in rank-seconds; `statistics` has it too, as
-        of the last event or call. Where no event comes, call it a few times a second.
+        """Where the DP ranks' time has gone until now, in rank-seconds.
+
+        `statistics` has it too, as of the last event or call. Without events, call it a few times a
+        second.
         """
         self._rank_time.charge(now)
         return self._rank_time.seconds
@@ -629,7 +620,7 @@ class DispatcherCore:
 
     @property
     def step_mix(self) -> StepMix | None:
-        """Whether the last steps were like the arrivals; None before the first. Takes a ms."""
+        """Whether the last steps resembled the arrivals; None before the first. Takes 1 ms."""
         return self._parts.selection_bias.mix
 
     def statistics(self) -> Statistics:

@@ -1,4 +1,4 @@
-"""The durable journal: stores facts, and after a crash recovers the state that they add up to.
+"""The durable journal: stores facts, and recovers their state after a crash.
 
 Batches of facts, with the payloads of their samples, are written as *blocks* to an append-only log
 of preallocated segment files. An index trails the log: a *snapshot* brings it up to date whenever a

@@ -1,1 +1,1 @@
-"""The sample plane without IO: bytes to messages and back, and who may say what when."""
+"""The sample plane without I/O: frames, messages, and their order in a session."""

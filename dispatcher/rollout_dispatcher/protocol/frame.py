@@ -9,15 +9,15 @@
     16      ...   header: JSON, padded with spaces so that the payload is 8-byte aligned
     ...     ...   payload: raw tensor memory
 
-Sizes are checked against the limits before anything is allocated. There is no socket here: a
-`FrameReader` offers memory to fill (`get_buffers`) and is told how much of it was filled
-(`received`), which serves `recvmsg_into`, asyncio's BufferedProtocol and `recv_into` alike.
+Sizes are checked against the limits before memory is allocated. A `FrameReader` has no socket: it
+offers memory to fill (`get_buffers`), and its caller reports the bytes filled (`received`). That
+fits `recvmsg_into`, asyncio's BufferedProtocol and `recv_into`.
 
-A payload is received into memory of its own, in as many pieces as `allocate` makes of it: whoever
-cuts it up says so when the header is there, and nothing has to be copied or freed together.
+A payload is received into its own memory, in the pieces that `allocate` returns for its header, so
+that pieces need not be copied, and are freed one by one.
 
-Before there is memory for a payload, or a large header, `admit` is asked for all of it, unless the
-whole frame is here. If it says no, the reader stays where it is (`waits_for`) until `go_on`.
+Before a payload or a large header is allocated, `admit` decides on the whole of it, unless the
+frame is complete already. If it declines, the reader waits (`waits_for`) until `go_on`.
 """
 
 import struct
@@ -48,18 +48,18 @@ class FrameLimits:
     payload: int
 
 
-#: Before a peer has said who it is, it gets room for a HELLO and no more.
+#: Limits before a peer's HELLO: room for that message alone.
 HANDSHAKE_LIMITS = FrameLimits(header=16 * 1024, payload=0)
 
 
-#: Type, header and payload size of a frame: memory for its payload, so many bytes in all.
+#: From type, header and payload size of a frame: memory for the payload.
 Allocate = Callable[[int, memoryview, int], Sequence[memoryview]]
-#: Whether a frame of so many bytes, of which only the prefix has come, may have memory now.
+#: Whether a frame of so many bytes may have memory now; only its prefix has arrived.
 Admit = Callable[[int], bool]
 
 
 class Frame(NamedTuple):
-    """One frame as it came; `parts` is its payload, in memory that belongs to this frame alone."""
+    """One frame; `parts` is its payload, in memory of its own."""
 
     type: int
     header: memoryview
@@ -67,7 +67,7 @@ class Frame(NamedTuple):
 
     @property
     def payload(self) -> memoryview:
-        """The payload of a frame that was not cut up."""
+        """The payload of a frame in one piece."""
         (whole,) = self.parts or (memoryview(b""),)
         return whole
 
@@ -89,7 +89,7 @@ def encode_frame(frame_type: int, header: bytes, payload_size: int = 0) -> bytes
 
 
 def frame_bytes(head: bytes | bytearray | memoryview) -> int:
-    """Size of the whole frame that begins so, prefix, header and payload."""
+    """Size of a whole frame (prefix, header, payload) from its first bytes."""
     _, _, _, header, payload = PREFIX.unpack_from(head)
     nbytes: int = PREFIX.size + header + payload
     return nbytes
@@ -102,10 +102,10 @@ class FrameReader:
         self.limits = limits
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0
-        #: What of the current frame has memory; while it is not full, nothing is staged.
+        #: Memory of the current frame; while it is not full, nothing is staged.
         self._pieces = NO_PIECES
         self._type = self._header_size = self._payload_size = 0
-        #: Bytes of the frame that was not admitted yet; 0 when none waits.
+        #: Bytes of the frame that waits for admission; 0 if none.
         self.waits_for = 0
         self._header: memoryview | None = None
         self._parts: Sequence[memoryview] | None = None
@@ -115,7 +115,7 @@ class FrameReader:
         return self.get_buffers()[0]
 
     def get_buffers(self) -> list[memoryview]:
-        """Memory that the next bytes of the stream belong into, in order; none of it is empty."""
+        """Memory for the next bytes of the stream, in order; no piece is empty."""
         if self._pieces.is_full:
             if self._start:
                 self._compact()
@@ -127,19 +127,19 @@ class FrameReader:
 
     @property
     def filled(self) -> int:
-        """How many bytes of the current frame have arrived, behind its prefix."""
+        """Bytes of the current frame that have arrived, behind its prefix."""
         header = 0 if self._parts is None else self._header_size
         return header + self._pieces.nbytes_filled if self._header is not None else 0
 
     def received(
         self, nbytes: int, allocate: Allocate = in_one_piece, admit: Admit = at_once
     ) -> Iterator[Frame]:
-        """Say that `nbytes` were written into `get_buffers()`; return the frames now complete.
+        """`nbytes` bytes were written into `get_buffers()`; return the frames now complete.
 
-        Frames are cut as they are asked for, so `limits` may change between two of them; ask for
-        all of them before the next `get_buffers`. The iterator raises ProtocolError or
-        FrameTooLarge; the stream cannot be read on after that. While a frame waits there are none,
-        and no more than one read's worth of bytes finds room.
+        Frames are cut while the iterator advances, so `limits` may change between two of them;
+        exhaust it before the next `get_buffers`. It raises ProtocolError or FrameTooLarge, after
+        which the stream cannot be read further. While a frame waits for admission it is empty, and
+        there is room for one read's worth of bytes.
         """
         if self._pieces.is_full:
             self._end += nbytes
@@ -148,13 +148,13 @@ class FrameReader:
         return self._complete(allocate, admit)
 
     def go_on(self, allocate: Allocate = in_one_piece, admit: Admit = at_once) -> Iterator[Frame]:
-        """The frame that waits is admitted; return the frames now complete, as `received` does."""
+        """Admit the waiting frame; return the frames now complete, as `received` does."""
         assert self.waits_for
         self._open()
         return self._complete(allocate, admit)
 
     def drop(self) -> None:
-        """Let go of the memory of the current frame: nothing more is read."""
+        """Release the memory of the current frame: nothing more is read."""
         self._header = self._parts = None
         self._pieces = NO_PIECES
         self.waits_for = 0
@@ -172,13 +172,13 @@ class FrameReader:
                         return
             frame = Frame(self._type, self._header, self._parts)
             self._header = self._parts = None
-            self._pieces = NO_PIECES  # a quiet connection keeps nothing of its last frame in memory
+            self._pieces = NO_PIECES  # so that a quiet connection does not keep its last frame
             yield frame
         if self._start == self._end:
             self._start = self._end = 0
 
     def _take_prefix(self, admit: Admit) -> bool:
-        """Whether a frame has begun, and may be received."""
+        """Whether a frame has begun and is admitted."""
         if self.waits_for:
             return False
         held = self._end - self._start
@@ -196,7 +196,7 @@ class FrameReader:
         self._start += PREFIX.size
         self._header_size, self._payload_size = header, payload
         if payload + header > self._end - self._start:
-            # A header that one read brings along costs no more than what it was read into.
+            # A header within one read needs no memory beyond the staging area.
             nbytes = payload + (header if header > STAGING_BYTES else 0)
             if nbytes and not admit(nbytes):
                 self.waits_for = nbytes
@@ -205,7 +205,7 @@ class FrameReader:
         return True
 
     def _open(self) -> None:
-        """Take memory for the header, most of which are here already, whole."""
+        """Allocate the header; mostly it has arrived whole."""
         self.waits_for = 0
         start, end = self._start, self._start + self._header_size
         if end <= self._end:
@@ -215,7 +215,7 @@ class FrameReader:
             self._pieces = Pieces((self._header,))
 
     def _fill(self) -> bool:
-        """Move what is staged to where it belongs; returns whether no byte is missing."""
+        """Move staged bytes into the frame's memory; returns whether that is full."""
         self._start += self._pieces.copy(self._staging[self._start : self._end])
         return self._pieces.is_full
 
@@ -230,39 +230,39 @@ class FrameReader:
             raise FrameTooLarge("payload", payload, self.limits.payload)
 
     def _compact(self) -> None:
-        """Move what is left of the staging area to its front, so that there is room behind it."""
+        """Move the staged bytes to the front of the staging area."""
         held = self._end - self._start
         self._staging[:held] = self._staging[self._start : self._end]
         self._start, self._end = 0, held
 
 
 class Pieces:
-    """Pieces of memory that bytes are received into, from its start to its end.
+    """Pieces of memory that bytes are received into, in order.
 
-    is_full: whether no byte is missing; asked several times a frame.
+    is_full: whether no byte is missing; an attribute, as it is read several times a frame.
     """
 
     def __init__(self, pieces: Iterable[memoryview] = ()) -> None:
         self._pieces = list(filter(len, pieces))
-        #: Where each piece ends, counted from the start of the first.
+        #: End of each piece, from the start of the first.
         self._ends = list(accumulate(map(len, self._pieces)))
         self._full = self._filled = 0  # pieces, and bytes
         self.is_full = not self._pieces
 
     @property
     def nbytes_filled(self) -> int:
-        """Bytes that were written so far."""
+        """Bytes written so far."""
         return self._filled
 
     def missing(self, count: int) -> list[memoryview]:
-        """The memory that the next bytes belong into, in order: at most so many pieces."""
+        """Memory for the next bytes, in order: at most `count` pieces."""
         found = self._pieces[self._full : self._full + count]
         if found:
             found[0] = found[0][self._filled - self._ends[self._full] :]
         return found
 
     def next(self, count: int, nbytes: int) -> tuple[list[memoryview], bool]:
-        """The same, fewer pieces than that and at most so many bytes; and whether that is all."""
+        """The same, fewer than `count` pieces of at most `nbytes`; and whether these are all."""
         end = self._filled + nbytes
         last = bisect_left(self._ends, end, lo=self._full)  # that has the last of these bytes
         found = self.missing(min(count - 1, last + 1 - self._full))
@@ -273,7 +273,7 @@ class Pieces:
         return found, behind == len(self._pieces)
 
     def filled(self, nbytes: int) -> int:
-        """Note that so many more bytes were written; returns how many of them had no room here."""
+        """`nbytes` more bytes were written; returns the number beyond the end."""
         total = self._ends[-1] if self._ends else 0
         beyond = max(0, self._filled + nbytes - total)
         self._filled += nbytes - beyond
@@ -282,7 +282,7 @@ class Pieces:
         return beyond
 
     def copy(self, data: memoryview) -> int:
-        """Take over as much as is missing; returns how many bytes that was."""
+        """Copy data into the missing part; returns the number of bytes copied."""
         copied = 0
         for piece in self.missing(len(self._pieces)):
             taken = min(len(piece), len(data) - copied)
@@ -294,5 +294,5 @@ class Pieces:
         return copied
 
 
-#: Nothing to be filled.
+#: No memory to fill.
 NO_PIECES = Pieces()

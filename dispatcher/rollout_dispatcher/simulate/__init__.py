@@ -1,1 +1,1 @@
-"""What-if runs: a length trace through the very core and planner that serve."""
+"""Simulation: runs a trace of lengths through the core and the planner."""

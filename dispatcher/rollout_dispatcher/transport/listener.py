@@ -1,16 +1,16 @@
-"""Listeners accept connections, which are pending until the plane knows whom it has before it.
+"""Listeners accept connections, which are pending until their client is identified.
 
-A connection is pending from the moment it is accepted (TLS handshake included) until the plane
-knows whom it has before it, or it is over. At the bound accepting pauses, so that what comes next
-waits with the kernel, and the oldest strangers make room as soon as they have had their time.
-How long that is follows from the bound: places become free at a pace that empties the backlog of a
-listening socket within a second. So whoever comes while strangers hold every place, and come
-again as fast as they can, is accepted soon, and then has that time to introduce itself. For want
-of file descriptors or memory nothing is accepted either.
+A connection is pending from its accept (including a TLS handshake) until the plane has identified
+its client, or the connection ends. At the bound accepting pauses, further connections wait in the
+kernel, and the oldest pending ones are ended once their grace is over. The grace follows from the
+bound: places become free fast enough to empty the backlog of a listening socket within a second.
+So a client that connects while strangers hold every place, and reconnect as fast as they can, is
+soon accepted, and has the grace to introduce itself. Accepting also pauses for lack of file
+descriptors or memory.
 
-Invariants: at most `limit` connections are pending at a time over all listeners of a plane, and
-none is ended to make room unless somebody may be waiting for it; a listener that accepts no more
-has been closed, or has told its handler so.
+Invariants: at most `limit` connections are pending over all listeners of a plane, and none is ended
+to make room unless another may be waiting; a listener that stops accepting was closed, or has
+reported it to its handler.
 """
 
 import asyncio
@@ -29,31 +29,31 @@ from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 
 log = logging.getLogger(__name__)
 
-#: Connections that the kernel has made and we have not accepted, per socket; it may allow fewer.
+#: Connections that wait in the kernel to be accepted, per socket; it may allow fewer.
 BACKLOG = 1024
-#: What a connection that made room is counted as.
+#: Reason for counting a connection that was ended to make room.
 MADE_ROOM = "made-room"
-#: Within how many seconds a backlog that strangers have filled is through.
+#: Seconds within which a backlog filled by strangers is accepted.
 BACKLOG_SECONDS = 0.75
 #: Connections to accept in one turn of the event loop.
 ACCEPT_AT_ONCE = 64
-#: When accepting fails, mostly for want of file descriptors, some may be free after this long.
+#: Seconds after which a failed accept is retried; the usual cause is a lack of descriptors.
 ACCEPT_RETRY_SECONDS = 1.0
-#: How often to say that accepting fails, with how often it has.
+#: Seconds between two log lines on failed accepts.
 SAY_SECONDS = 60.0
-#: What accept(2) fails with for a socket that will never accept again.
+#: Errors of accept(2) on a socket that will never accept again.
 _NOT_LISTENING = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 
 class Pending:
     """The pending connections of one plane, in order of arrival.
 
-    limit: how many at a time. clock: in seconds, monotonic.
+    limit: their number at a time. clock: in seconds, monotonic.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self._limit, self._clock = limit, clock
-        #: Seconds for which nobody has to make room.
+        #: Seconds for which a connection is never ended to make room.
         self.grace = BACKLOG_SECONDS * limit / BACKLOG
         self._places: dict[Place, None] = {}
         self._leaving: set[Place] = set()
@@ -61,45 +61,45 @@ class Pending:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Connections that are pending."""
+        """Number of pending connections."""
         return len(self._places)
 
     @property
     def limit(self) -> int:
-        """How many may be."""
+        """The bound on pending connections."""
         return self._limit
 
     def is_full(self) -> bool:
-        """Whether none may be accepted."""
+        """Whether the bound is reached."""
         return len(self._places) >= self._limit
 
     def enter(self, end: Callable[[], None]) -> "Place":
-        """A connection is pending. end: ends it; its place is left when it is over."""
+        """Add a pending connection. end: ends it; call `leave` on its place when it is over."""
         place = Place(self, end, self._clock())
         self._places[place] = None
         return place
 
     def when_free(self, call: Callable[[], None]) -> None:
-        """Somebody waits: have this called once, in a turn of its own, when there is a place.
+        """Call this once, in its own iteration of the event loop, when a place is free.
 
-        If need be room is made.
+        Ends the oldest connection for it if necessary.
         """
         self._waiting.add(call)
         self._free_or_make_room()
 
     def forget(self, call: Callable[[], None]) -> None:
-        """Nobody waits for this call any more."""
+        """Cancel a call of `when_free`."""
         self._waiting.discard(call)
 
     def leave(self, place: "Place") -> None:
-        """Its connection is pending no more; a second time does nothing."""
+        """A connection is no longer pending. Idempotent."""
         if place in self._places:
             del self._places[place]
             self._leaving.discard(place)
             self._free_or_make_room()
 
     def _free_or_make_room(self) -> None:
-        """Tell those who wait that there is a place, or see to it that there will be one."""
+        """Make the waiting calls if a place is free, else end the oldest when its grace is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -113,7 +113,7 @@ class Pending:
             return
         oldest = next((place for place in self._places if place not in self._leaving), None)
         if oldest is None:
-            return  # all are about to leave
+            return  # all are being ended
         due = oldest.since + self.grace - self._clock()
         if due > 0:
             self._timer = loop.call_later(due, self._free_or_make_room)
@@ -123,7 +123,7 @@ class Pending:
 
 
 class Place:
-    """The place of one pending connection; since: when it came."""
+    """The place of one pending connection. since: time of its arrival."""
 
     __slots__ = ("_of", "end", "since")
 
@@ -137,11 +137,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """How to serve TLS.
+    """Parameters of a TLS server.
 
-    context: of the next connection, as certificates are renewed. secured: called with a stream
-    protocol whose session is there, and the certificate that its client has shown, if any.
-    to_plain: what a client reads that does not speak TLS.
+    context: for the next connection, as certificates are renewed. secured: called with a stream
+    protocol after its handshake, and the client's certificate, if any. to_plain: the answer to a
+    client that does not speak TLS.
     """
 
     context: Callable[[], ssl.SSLContext]
@@ -151,13 +151,13 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionHandler:
-    """What a plane does about the connections of its listeners.
+    """A plane's handling of connections.
 
-    protocol: makes the protocol of one that is accepted; a `StreamProtocol` is driven by our own
-    transports, any other by asyncio's. From when it is connected it has its place in `pending`
-    itself; before that the listener has one for it. refused: counts one that never came to have a
-    protocol, by reason. died: is told once that nobody can connect any more. handshake_timeout:
-    seconds, for what has to happen before there is a protocol.
+    protocol: makes the protocol of an accepted connection; a `StreamProtocol` gets the transports
+    of this package, any other asyncio's. Once connected it holds its own place in `pending`; before
+    that the listener holds one. refused: counts a connection that got no protocol, by reason. died:
+    called once when the listener can accept no more. handshake_timeout: seconds until a connection
+    has its protocol.
     """
 
     protocol: Callable[[], asyncio.BaseProtocol]
@@ -169,9 +169,9 @@ class ConnectionHandler:
 
 
 class Listener:
-    """Accepts on a bound socket, which stays the caller's, until it is closed or dies.
+    """Accepts on a bound socket, which the caller owns, until closed or failed.
 
-    endpoint: where. A connection without TLS has its protocol as soon as it is accepted.
+    endpoint: its address. A connection without TLS has its protocol at once.
     """
 
     def __init__(self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler) -> None:
@@ -187,11 +187,11 @@ class Listener:
 
     @property
     def num_pending(self) -> int:
-        """Connections that have no protocol yet."""
+        """Connections without a protocol."""
         return len(self._tasks)
 
     def close(self) -> None:
-        """Accept no more, and end what is pending; connections with a protocol live on."""
+        """Stop accepting, end connections without a protocol, and keep the others."""
         self._closed = True
         self._loop.remove_reader(self._sock)
         self._handler.pending.forget(self._accept_again)
@@ -201,12 +201,12 @@ class Listener:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Return once nothing is pending any more."""
+        """Wait until no connection is without a protocol."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _adopt(self, sock: socket.socket) -> None:
-        """Take over an accepted socket, which does not block."""
+        """Take over an accepted, non-blocking socket."""
         protocol = self._handler.protocol()
         if isinstance(protocol, StreamProtocol):
             StreamTransport(self._loop, sock, protocol)
@@ -220,7 +220,7 @@ class Listener:
             self._ended_at_once(error)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        """Have a task do what an accepted connection still needs; it is pending until then."""
+        """Run the handshake of an accepted connection in a task; it is pending until then."""
 
         def end() -> None:
             if task.cancel():
@@ -245,7 +245,7 @@ class Listener:
             return
         for _ in range(ACCEPT_AT_ONCE):
             if pending.is_full():
-                return  # whether somebody else waits is told by the next event
+                return  # the next event shows whether another connection waits
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -259,7 +259,7 @@ class Listener:
             except OSError as error:
                 sock.close()
                 self._ended_at_once(error)
-            except Exception as error:  # a bug of ours
+            except Exception as error:  # a bug here
                 sock.close()
                 self._die(error)
                 return

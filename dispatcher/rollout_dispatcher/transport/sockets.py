@@ -1,7 +1,7 @@
-"""Listen and connect: over TCP, TLS, or a Unix socket that is its user's from its first moment.
+"""Listen and connect over TCP, TLS, or a Unix socket that is private to its user.
 
-Invariant: of what stands at a Unix socket's path only what we bound there is removed, or what
-nobody listens on any more.
+Invariant: a file at a Unix socket's path is removed only if this process bound it, or no process
+listens on it.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ async def connect(
 ) -> None:
     """Connect `protocol` to the first of the endpoint's addresses that answers.
 
-    tls: how to lead the handshake of a `tls://` endpoint, whose connection is asyncio's own. Raises
-    OSError; put a deadline around it.
+    tls: context of a `tls://` endpoint, which uses asyncio's own transport. Raises OSError; put a
+    deadline around it.
     """
     loop = asyncio.get_running_loop()
     if endpoint.tls:
@@ -52,12 +52,12 @@ async def connect(
 
 @contextlib.contextmanager
 def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
-    """A bound socket; a Unix socket is private to this user and its path is removed again."""
+    """A bound, listening socket; a Unix socket is private to this user, its path removed later."""
     if not endpoint.path:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         sock = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
         with _closing(sock):
-            # Accepted sockets inherit it, and small frames leave at once.
+            # Accepted sockets inherit it, so small frames are sent at once.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield sock
         return
@@ -74,12 +74,12 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
 
 
 def _bind(sock: socket.socket, path: Path) -> None:
-    """Make the socket's file. Raises OSError that names it, which the system's own does not."""
+    """Make the socket's file. Raises OSError with the path, which the system's own lacks."""
     before = os.umask(0o177)
     try:
         sock.bind(str(path))
     except OSError as error:
-        code = error.errno or errno.ENAMETOOLONG  # which has no number of its own
+        code = error.errno or errno.ENAMETOOLONG  # Python raises that one without a number
         raise OSError(code, error.strerror or str(error), str(path)) from error
     finally:
         os.umask(before)
@@ -87,7 +87,7 @@ def _bind(sock: socket.socket, path: Path) -> None:
 
 @contextlib.contextmanager
 def _closing(sock: socket.socket) -> Iterator[socket.socket]:
-    """Close a socket that may have been closed behind our back, which is told elsewhere."""
+    """Close a socket, even if it was closed elsewhere, which its reader reports."""
     try:
         yield sock
     finally:
@@ -96,7 +96,7 @@ def _closing(sock: socket.socket) -> Iterator[socket.socket]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that a killed process left behind. Raises OSError if somebody listens."""
+    """Remove a socket left by a killed process. Raises OSError if a process listens on it."""
     if not path.is_socket():
         return
     found = _identity(path)
@@ -108,12 +108,12 @@ def _remove_stale(path: Path) -> None:
             _remove(path, found)
             return
         except (BlockingIOError, TimeoutError):
-            pass  # it listens, and as many wait there as may
+            pass  # a process listens, with a full backlog
     raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What stands there now, itself and not what it may be a link to."""
+    """The identity of the file at a path, without following links."""
     try:
         at = path.lstat()
     except OSError:
@@ -122,13 +122,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _remove(path: Path, known: tuple[int, int] | None) -> None:
-    """Remove what stood there; what has come in its place meanwhile is a successor's."""
+    """Remove the file if it is still the known one: another is a successor's."""
     if known is not None and _identity(path) == known:
         path.unlink(missing_ok=True)
 
 
 def _bound(asked: Endpoint, sock: socket.socket) -> Endpoint:
-    """Where a socket really listens, port 0 resolved; as clients write it."""
+    """The address of a listening socket, with its port, as clients write it."""
     if asked.path:
         return asked
     host, port = sock.getsockname()[:2]
@@ -152,7 +152,7 @@ async def _connected(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> soc
 
 
 def _connected_unix(path: str) -> socket.socket:
-    """At once, or not at all: asyncio takes one that finds no place in the line for connected."""
+    """Connect at once or fail: asyncio mistakes a full backlog for a connection."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.setblocking(False)

@@ -1,15 +1,16 @@
-"""TLS over TCP: a handshake that is counted from its first byte, and a stream with backpressure.
+"""TLS over TCP: bounded handshakes, and a stream with backpressure.
 
-asyncio's own TLS server tells nobody of a connection before its handshake is done, nor why it
-failed; it has 256 KiB for each from its first byte on, and takes whatever it is given to send:
+asyncio's own TLS server does not report a connection before its handshake is done, nor why it
+failed; it allocates 256 KiB for each at its first byte, and encrypts a write of any size at once.
+Here instead:
 
-- One that never completes its handshake is pending, with a bound and a deadline; failures are
-  counted, and a client that does not speak TLS is told so in its own protocol.
-- Bytes are handed to asyncio's transport a piece at a time, as long as it wants more: a frame of a
-  hundred megabytes would be encrypted and copied at once, and a deadline for reading would see
-  neither a frame that nobody reads nor the progress of one that is read slowly.
+- A connection is pending during its handshake, with a bound and a deadline; failures are counted,
+  and a client that does not speak TLS gets an answer in its own protocol.
+- Bytes are passed to asyncio's transport a piece at a time, while it accepts more. Otherwise a
+  frame of a hundred megabytes would be encrypted and copied at once, and its progress to a slow
+  client could not be observed.
 
-Invariant: bytes leave in the order in which they were written.
+Invariant: bytes are sent in the order in which they were written.
 """
 
 import asyncio
@@ -30,14 +31,14 @@ log = logging.getLogger(__name__)
 
 #: First byte of a TLS handshake record (RFC 8446, section 5.1).
 HANDSHAKE_RECORD = b"\x16"
-#: For a client that is refused to read why, and for the closing words of a TLS session.
+#: Seconds for a refused client to read the reason, and for closing a TLS session.
 GOODBYE_SECONDS = 2.0
-#: A few TLS records: small beside the kernel's buffer, large beside the cost of a call.
+#: A few TLS records: small compared with the kernel's buffer, large enough to make calls cheap.
 PIECE_BYTES = 64 * 1024
 
 
 class TlsListener(Listener):
-    """Accepts TLS connections, which are pending until their handshake is done."""
+    """Accepts TLS connections, and runs their handshakes."""
 
     def __init__(
         self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler, tls: ServerTls
@@ -49,7 +50,7 @@ class TlsListener(Listener):
         self._start(self._receive(sock))
 
     async def _receive(self, sock: socket.socket) -> None:
-        """Give a connection its protocol, or count why not."""
+        """Give a connection its protocol, or count its refusal."""
         try:
             async with asyncio.timeout(self._handler.handshake_timeout):
                 reason = await self._shake_hands(sock)
@@ -59,14 +60,14 @@ class TlsListener(Listener):
             fields = {"event": "handshake-failed", "kind": "tls"}
             log.info("a TLS handshake failed: %s", error, extra=fields)
             reason = "tls"
-        except Exception:  # whatever it was, it is this connection's alone
+        except Exception:  # any bug ends this connection alone
             log.exception("a TLS handshake failed", extra={"event": "bug"})
             reason = "tls"
         if reason is not None:
             self._handler.refused(reason)
 
     async def _shake_hands(self, sock: socket.socket) -> str | None:
-        """None once the connection has its protocol, else why it has not."""
+        """Run the handshake; returns the reason of a refusal, None once there is a protocol."""
         try:
             first = await _peek(sock)
         except BaseException:
@@ -95,8 +96,8 @@ class TlsListener(Listener):
             transport.abort()
             raise
         finally:
-            # It holds the error, that its traceback, that this frame: a cycle that would keep all
-            # that the session takes until the garbage collector looks, which is seldom.
+            # The future refers to the error, its traceback and this frame: a cycle that keeps the
+            # session's memory until a garbage collection, which is rare.
             del done
         return None
 
@@ -108,7 +109,7 @@ class TlsListener(Listener):
 
 
 async def _peek(sock: socket.socket) -> bytes:
-    """The first byte that arrives, left where it is; nothing if the client hangs up."""
+    """The first byte, left in the socket; empty if the client closes the connection."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[None] = loop.create_future()
     loop.add_reader(sock, _resolve, arrived)
@@ -125,9 +126,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 async def _say_and_close(sock: socket.socket, words: bytes) -> None:
-    """Write a few words and wait a little until they are read.
+    """Send a short answer, and wait until the client closes, for `GOODBYE_SECONDS` at most.
 
-    Closing with bytes unread would reset the connection, and the words might be lost.
+    Closing with unread bytes would reset the connection, and the answer might be lost.
     """
     loop = asyncio.get_running_loop()
     with closing(sock), suppress(TimeoutError, OSError):
@@ -139,15 +140,15 @@ async def _say_and_close(sock: socket.socket, words: bytes) -> None:
 
 
 class TlsRecords(sslproto.SSLProtocol):
-    """Leads a handshake, then carries records; of what is encrypted it receives less at a time."""
+    """asyncio's TLS protocol with a smaller receive buffer."""
 
     max_size = 32 * 1024
 
 
 class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
-    """Stands between a TLS transport and a stream protocol: each takes it for the other.
+    """Sits between a TLS transport and a stream protocol, and is each one's counterpart.
 
-    secured: called once the protocol has this transport, with the certificate that was shown.
+    secured: called with the client's certificate once the protocol has this transport.
     """
 
     def __init__(self, inner: StreamProtocol, secured: Callable[[object], None]) -> None:
@@ -168,32 +169,32 @@ class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
         self._secured(transport.get_extra_info("peercert"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over, and what waits with it."""
+        """The connection has ended; drop unsent bytes."""
         self._closing = True
         self._waiting.clear()
         self._inner.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Straight into the protocol's memory."""
+        """The protocol's memory."""
         return self._inner.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes arrived, decrypted."""
+        """Decrypted bytes have arrived."""
         self._inner.buffer_updated(nbytes)
 
     def eof_received(self) -> bool | None:
-        """Nothing more will come."""
+        """The client has sent everything."""
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """The TLS transport holds enough."""
+        """The TLS transport's buffer is full."""
         self._full = True
         if not self._inner_paused:
             self._inner_paused = True
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """It wants more."""
+        """The TLS transport has room again."""
         self._full = False
         self._forward()
         if self._inner_paused and not self._full:
@@ -203,18 +204,18 @@ class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
     # -- as the protocol's transport --------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        """Send these bytes behind those that wait; they must not change until they are sent."""
+        """Queue bytes; they must not change until sent."""
         self.writelines([data])
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
-        """Send these bytes behind those that wait."""
+        """Queue several pieces of bytes."""
         if self._closing:
             return
         self._waiting.extend(memoryview(data).cast("B") for data in list_of_data if len(data))
         self._forward()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that are not sent yet; it shrinks with every piece that the client reads."""
+        """Unsent bytes; they shrink with every piece that the client reads."""
         held = 0 if self._tls is None else self._tls.get_write_buffer_size()
         return held + sum(map(len, self._waiting))
 
@@ -223,7 +224,7 @@ class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
         return False
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or will be once everything is sent."""
+        """Whether it is closed, or closes once everything is sent."""
         return self._closing
 
     def close(self) -> None:
@@ -240,21 +241,21 @@ class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
             self._tls.abort()
 
     def pause_reading(self) -> None:
-        """Leave what arrives where it is."""
+        """Stop reading."""
         if self._tls is not None:
             self._tls.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take it again."""
+        """Read again."""
         if self._tls is not None:
             self._tls.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the TLS transport knows."""
+        """The TLS transport's extra info."""
         return default if self._tls is None else self._tls.get_extra_info(name, default)
 
     def _forward(self) -> None:
-        """Hand over pieces as long as the TLS transport wants more."""
+        """Pass pieces on while the TLS transport has room."""
         assert self._tls is not None
         if self._tls.is_closing():
             self._waiting.clear()

@@ -1,21 +1,20 @@
-"""Turns of the event loop: who is served in the next one, in which order, and when it is over.
+"""Fair scheduling of sockets in the event loop, in turns of bounded length.
 
-asyncio serves every socket that is ready before it looks at the clock again, in no order. When
-hundreds of ranks answer a step in the same millisecond, or a few producers push as fast as they
-can, that is one long turn, in which no plan, deadline, heartbeat or quiet peer gets its own.
+asyncio serves all ready sockets, in no order, before it reads the clock again. When hundreds of
+ranks answer a step in the same millisecond, or a few producers push as fast as they can, that is
+one long turn without plans, deadlines, heartbeats or quiet peers.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) of the event loop's seconds. What a peer
-takes moves its place in line back by as much; who took nothing of late stands in front:
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) of the event loop's seconds: the time that a
+peer takes moves its place back by as much, and idle peers are in front:
 
     peer     took         place     next turn
     flood a  3 ms         3         2nd
-    flood b  4 ms         4         not any more, if the turn is over by then: then 1st
+    flood b  4 ms         4         not served if the turn is over by then: then 1st
     quiet    0 ms         0         1st
 
-So a peer that says little waits for what is being served and for nothing that others have in line.
-Invariants: a turn is over after `TURN_SECONDS`, plus what its last peer takes; somebody is served
-in each turn; a place is at most one service ahead of those who wait. `Turns` itself is pure: the
-clock is given.
+So a quiet peer waits for the service in progress only, not for queued peers. Invariants: a turn is
+over after `TURN_SECONDS` plus the service of its last peer; each turn serves a peer; a place is at
+most one service ahead of those that wait. `Turns` is pure: the clock is an argument.
 """
 
 import asyncio
@@ -26,13 +25,13 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-#: A turn serves nobody else after so long: timers, plans and answers want theirs too.
+#: Seconds after which a turn serves no further peer: timers, plans and answers follow.
 TURN_SECONDS = 0.004
-#: Sockets that are served in one turn: whoever does not say what it takes is bounded by number.
+#: Sockets served in one turn, a bound for those whose service is not measured.
 AT_ONCE = 64
-#: What each service takes at least, which is all that is known of those who do not say.
+#: Seconds charged for each service at least, and for one that is not measured.
 LEAST_SECONDS = 20e-6
-#: Who waited for longer than this, waited for something to happen.
+#: A select that took longer than this has waited for an event.
 AWAITED_SECONDS = 0.001
 
 
@@ -44,18 +43,18 @@ class Turns:
         self._places: defaultdict[int, float] = defaultdict(float)
         self._front = 0.0
         self._ends, self._anybody = math.inf, False
-        self._looked = self._since = clock()
+        self._selected = self._since = clock()
         self._put_off: dict[int, float] = {}
 
     def begin(self, asked: float) -> None:
-        """A turn begins: it was found out who is ready, and asked for at this time."""
+        """A turn begins, after a select that was called at `asked`."""
         now = self.clock()
-        # Who is ready at once may have been since it was looked last.
-        self._since = now if now - asked > AWAITED_SECONDS else self._looked
-        self._looked, self._ends, self._anybody = now, now + TURN_SECONDS, False
+        # A socket that is ready at once may have been so since the last select.
+        self._since = now if now - asked > AWAITED_SECONDS else self._selected
+        self._selected, self._ends, self._anybody = now, now + TURN_SECONDS, False
 
     def in_order(self, ready: Iterable[int]) -> list[int]:
-        """Who is served in this turn, of those who are ready, first to last; at most `AT_ONCE`."""
+        """The ready descriptors to serve in this turn, in order; at most `AT_ONCE`."""
         places = self._places
         line = sorted(ready, key=places.__getitem__)
         num_ready = len(line)
@@ -71,7 +70,7 @@ class Turns:
         return line
 
     def serve(self, descriptor: int) -> float | None:
-        """Since when this one may have been ready; None: the turn is over, and it is put off."""
+        """Time since which a descriptor may have been ready; None: the turn is over, it waits."""
         now = self.clock()
         if now > self._ends and self._anybody:
             self._put_off.setdefault(descriptor, self._since)
@@ -80,23 +79,23 @@ class Turns:
         return self._put_off.pop(descriptor, self._since)
 
     def took(self, descriptor: int, seconds: float) -> None:
-        """What it took to serve this one."""
+        """Charge a descriptor for its service."""
         self._places[descriptor] = max(self._places[descriptor], self._front) + seconds
 
     def forget(self, descriptor: int) -> None:
-        """This one is not read from, or gone: whoever has its number next was not put off."""
+        """Forget that a descriptor waits: it is not read now, and its number may be reused."""
         self._put_off.pop(descriptor, None)
 
 
 class FairSelector(selectors.DefaultSelector):
-    """Reports the ready sockets that have their turn, in order; the others are ready later too."""
+    """Reports the ready sockets of this turn, in order; the others stay ready."""
 
     def __init__(self, turns: Turns) -> None:
         super().__init__()
         self._turns = turns
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait as the base does."""
+        """Wait as the base class does."""
         asked = self._turns.clock()
         ready = super().select(timeout)
         self._turns.begin(asked)
@@ -108,7 +107,7 @@ class FairSelector(selectors.DefaultSelector):
         return [found[descriptor] for descriptor in self._turns.in_order(found)]
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Watch this socket, or its descriptor, no more."""
+        """Stop watching this socket or descriptor."""
         key = super().unregister(fileobj)
         self._turns.forget(key.fd)
         return key
@@ -117,7 +116,7 @@ class FairSelector(selectors.DefaultSelector):
 class FairEventLoop(asyncio.SelectorEventLoop):
     """An event loop with short turns."""
 
-    time = staticmethod(monotonic)  # as the base's does, which is asked several times a turn
+    time = staticmethod(monotonic)  # as in the base class, where each call costs more
 
     def __init__(self) -> None:
         self.turns = Turns(monotonic)
@@ -125,8 +124,5 @@ class FairEventLoop(asyncio.SelectorEventLoop):
 
 
 def turns_of(loop: asyncio.AbstractEventLoop) -> Turns | None:
-    """The turns of this event loop; None of any other than ours, where each is as long as it gets.
-
-    Clients have such: there is nobody to share it with.
-    """
+    """The turns of a `FairEventLoop`; None for other event loops, as in clients."""
     return loop.turns if isinstance(loop, FairEventLoop) else None

@@ -85,5 +85,5 @@ def test_a_group_that_no_micro_batch_could_hold_is_refused_where_it_has_to_stay_
 def test_a_member_that_contradicts_its_groups_size_is_refused() -> None:
     buffer = make_buffer()
     buffer.add(make_sample("g0", group_id="g", group_size=2), "p", 0.0)
-    with pytest.raises(SampleRefused, match="its first sample said 2"):
+    with pytest.raises(SampleRefused, match="its first sample gave 2"):
         buffer.check_group(make_sample("g1", group_id="g", group_size=3))

@@ -18,9 +18,9 @@ def test_a_sample_without_a_version_is_refused_where_staleness_is_limited(
     pushed = [make_sample("a", policy_version=0), make_sample("b"), make_sample("c")]
     assert bench.push(*pushed) == (A, R, R)
     assert bench.errors()[0] == (
-        "sample b has no policy_version, and --max-staleness is set: nobody could tell whether it "
-        "is too old; push it with the version of the weights that generated it, or, if none did "
-        "(a demonstration, replay), with staleness_exempt=True"
+        "sample b has no policy_version, and --max-staleness is set: its age is not known; push it "
+        "with the version of the weights that generated it, or, if none did (a demonstration, "
+        "replay), with staleness_exempt=True"
     )
     assert bench.core.statistics().refused == {"policy-version-missing": 2}
     assert Bench().push(make_sample("b")) == (A,)  # where it is not limited

@@ -1,1 +1,1 @@
-"""What both clients share: connection, credentials, heartbeats, reconnecting."""
+"""Shared by both clients: connection, credentials, heartbeats, reconnecting."""

@@ -1,11 +1,10 @@
-"""Connect, introduce, serve, take leave; and connect again, until that is of no use.
+"""Connects a client of either role, serves the connection, and reconnects until the client leaves.
 
-One client's way through its connections, whatever its role. A client that leaves while something
-that it said is not confirmed is allowed one more attempt after a loss; any other leaves at once.
+A client that leaves with unconfirmed messages gets one more attempt after a lost connection; any
+other leaves at once.
 
-What it shows to the dispatcher, and what it trusts, is said one way: `Credentials`, given to a
-client or, by default, read from the environment. Files are read at every connection, so one that is
-replaced counts from the next connection on.
+`Credentials` are given to a client or, by default, read from the environment. Their files are read
+at every connection, so a replaced file takes effect at the next one.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ from rollout_workers.client.role import (
 log = logging.getLogger(__name__)
 
 
-#: What OpenSSL calls it when the other side speaks something else than TLS.
+#: OpenSSL's names for a peer that does not speak TLS.
 NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
 
 
@@ -52,9 +51,9 @@ class Credentials:
     token_file: the secret of the dispatcher's `--token-file`; DISPATCHER_TOKEN_FILE.
     tls_ca: authorities to trust for `tls://` endpoints instead of the system's;
         DISPATCHER_TLS_CA.
-    tls_client_cert, tls_client_key: the certificate to show where the dispatcher has a
-        `--tls-client-ca`; DISPATCHER_TLS_CLIENT_CERT, DISPATCHER_TLS_CLIENT_KEY. Without a key it
-        is looked for in the certificate's file.
+    tls_client_cert, tls_client_key: the certificate to show to a dispatcher with
+        `--tls-client-ca`; DISPATCHER_TLS_CLIENT_CERT, DISPATCHER_TLS_CLIENT_KEY. Without a key
+        file, the certificate's file has the key.
     """
 
     token_file: Path | str | None = None
@@ -64,7 +63,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """What the DISPATCHER_ variables say; an empty one counts as unset."""
+        """From the DISPATCHER_ variables; an empty one counts as unset."""
         found = os.environ if environ is None else environ
         names = ("token_file", "tls_ca", "tls_client_cert", "tls_client_key")
         return cls(**{name: found.get(f"DISPATCHER_{name.upper()}") or None for name in names})
@@ -74,7 +73,7 @@ class Credentials:
         return None if self.token_file is None else read_token(Path(self.token_file))
 
     def tls_for(self, endpoint: Endpoint) -> ssl.SSLContext | None:
-        """How to connect there; None for plain. Raises ConfigError if a file cannot be used."""
+        """The TLS context for an endpoint; None for plain. Raises ConfigError for a bad file."""
         if not endpoint.tls:
             return None
         ca, certificate, key = (
@@ -86,10 +85,10 @@ class Credentials:
         return client_tls(ca, certificate, key)
 
     def explain_tls_loss(self, lost: ConnectionError, endpoint: Endpoint) -> ConnectionError:
-        """A connection lost before its welcome, with what that may mean.
+        """A connection lost before its welcome, with the likely cause.
 
-        A dispatcher that does not trust a client's certificate cannot always say so: with TLS 1.3
-        the client is done with the handshake before it is looked at.
+        A dispatcher that rejects the client's certificate cannot always report it: with TLS 1.3 the
+        client's handshake ends before the dispatcher checks the certificate.
         """
         if not endpoint.tls or self.tls_client_cert is None:
             return lost
@@ -100,9 +99,9 @@ class Credentials:
 
 
 def permanent_error(error: OSError, endpoint: Endpoint) -> TlsFailed | None:
-    """What to tell the user about a TLS failure that trying again will not cure, else None.
+    """The error for a TLS failure that a retry cannot cure, else None.
 
-    A session that was cut or garbled on its way is not one of them.
+    A session that was cut or garbled in transit can be retried.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsFailed(
@@ -145,8 +144,8 @@ class Connector:
         self._attempt: asyncio.Timeout | None = None
         self._link: Link | None = None
         self._received_before = 0  # bytes, on earlier connections
-        self._logged_at: float | None = None  # when the log last heard that there is no connection
-        self._finished_at: float | None = None  # when a loss found nothing left to do
+        self._logged_at: float | None = None  # time of the last log line on a lost connection
+        self._finished_at: float | None = None  # time of the first loss with nothing left to do
         self.welcomes = 0
 
     @property
@@ -156,12 +155,12 @@ class Connector:
         return self._received_before + (link.bytes_received if link is not None else 0)
 
     async def run(self) -> DispatcherError | None:
-        """Serve until it has left, or has no use for a connection; returns what ended it else."""
+        """Serve until the client has left or is finished; returns any other end as an error."""
         try:
             await self._serve_until_over()
         except DispatcherError as error:
-            if self._finished_at is not None:  # only its last word was looked after
-                log.debug("not heard again after the end: %s", error)
+            if self._finished_at is not None:  # only the confirmation of the end is missing
+                log.debug("no connection after the end: %s", error)
                 return None
             return error
         except Exception as error:
@@ -170,7 +169,7 @@ class Connector:
         return None
 
     def leave(self, *, goodbye: bool = True) -> None:
-        """Have `run` return; what was said before is heard, if it can be.
+        """Have `run` return; earlier messages are delivered first, if possible.
 
         goodbye: without it the dispatcher counts the connection as lost.
         """
@@ -184,17 +183,17 @@ class Connector:
             attempt.reschedule(min(attempt.when() or soon, soon))
 
     def pump(self) -> None:
-        """The core has something to say."""
+        """The core has messages to send."""
         if self._link is not None:
             self._link.pump()
 
     def ping(self) -> None:
-        """Hear from the dispatcher soon, if it is there."""
+        """Ping the dispatcher, for an answer soon."""
         if self._link is not None:
             self._link.ping()
 
     def copy_unsent(self) -> None:
-        """From now on the buffers of payloads may change."""
+        """Copy unsent payloads: their buffers may change from now on."""
         if self._link is not None:
             self._link.copy_unsent()
 
@@ -229,14 +228,14 @@ class Connector:
 
     @property
     def _level(self) -> int:
-        """Where nothing is left to do it is usual that the dispatcher is gone."""
+        """A finished client expects the dispatcher to be gone."""
         return logging.DEBUG if self._finished else logging.WARNING
 
     def _is_late(self) -> bool:
-        """Whether a client with nothing left to do has looked for the dispatcher for long enough.
+        """Whether a finished client has retried for long enough.
 
-        It may have stopped; or it lives, and lost the last word with the connection; or it is
-        started again, and waits for the last commit of a rank that closes meanwhile.
+        The dispatcher may have stopped; or it lives, and the last message was lost with the
+        connection; or it has restarted, and waits for the last commit of a rank that closes.
         """
         if not self._finished:
             return False
@@ -245,7 +244,7 @@ class Connector:
         return now - self._finished_at >= CLOSE_TIMEOUT_S
 
     async def _pause(self, lost: OSError) -> None:
-        """Wait before the next attempt; raises DispatcherUnreachable when out of patience."""
+        """Wait before the next attempt; raises DispatcherUnreachable after the timeout."""
         delay = self._backoff.failed(self._loop.time())
         if delay is None:
             raise DispatcherUnreachable(self._endpoint, self._backoff.timeout, lost) from lost
@@ -256,7 +255,7 @@ class Connector:
             await asyncio.wait((self._leaving,), timeout=delay)
 
     def _say_lost(self, lost: OSError) -> None:
-        """Tell the log at once, and then now and then: a thousand ranks may be looking."""
+        """Log the loss at once, then every `LOG_INTERVAL_S`: a thousand ranks may be retrying."""
         now = self._loop.time()
         if self._logged_at is not None and now - self._logged_at < LOG_INTERVAL_S:
             return
@@ -271,13 +270,13 @@ class Connector:
         )
 
     def _say_found(self) -> None:
-        """Tell the log if it heard of a loss."""
+        """Log the new connection if the loss was logged."""
         if self._logged_at is not None:
             self._logged_at = None
             log.log(self._level, "%s is connected to %s again", self._role.name, self._endpoint)
 
     async def _serve(self) -> None:
-        """One connection, to its loss (OSError) or to our own goodbye."""
+        """Serve one connection, until its loss (OSError) or the client's goodbye."""
         role = self._role
         token, tls = self._credentials.token(), self._credentials.tls_for(self._endpoint)
         with role.guard:
@@ -312,9 +311,9 @@ class Connector:
             raise self._credentials.explain_tls_loss(lost, self._endpoint) from lost
 
     async def _within(self, seconds: float, work: Awaitable[None], failure: str) -> None:
-        """Raises TimeoutError that says `failure`, sooner than that once this client leaves.
+        """Await work; raises TimeoutError(failure) after so many seconds, sooner when leaving.
 
-        No attempt outlasts the client's patience, but for a moment that its last one has.
+        No attempt outlasts the reconnect timeout, but the last one has at least `FIRST_DELAY_S`.
         """
         seconds = min(seconds, max(self._backoff.left(self._loop.time()), FIRST_DELAY_S))
         if self._leaving.done():
@@ -329,7 +328,7 @@ class Connector:
             self._attempt = None
 
     def _over(self) -> bool:
-        """Whether no further connection is of use."""
+        """Whether no further connection is needed."""
         return self._leaving.done() and self._unconfirmed() is None
 
     def _unconfirmed(self) -> str | None:

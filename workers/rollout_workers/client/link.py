@@ -1,9 +1,8 @@
 """One connection of a client: frames in, frames out, heartbeats, and a goodbye.
 
-An asyncio protocol, driven by callbacks. The core's messages are written as long as the transport
-has room, so a slow dispatcher holds pushes in the core rather than in a buffer, and payloads are
-received straight into the role's memory. A failure of the connection is an OSError; one of the
-bytes, a ProtocolError.
+An asyncio protocol. It writes the core's messages while the transport has room, so pushes to a slow
+dispatcher stay in the core rather than in a buffer, and receives payloads straight into the role's
+memory. A failed connection is an OSError; invalid bytes are a ProtocolError.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from rollout_workers.client.role import CLOSE_TIMEOUT_S, Heartbeat, Role
 
 
 def error_message(error: BaseException) -> m.Error:
-    """The message of an error; an error of others has its type's name in it."""
+    """The message for an error; that of a foreign error has the name of its type."""
     if isinstance(error, DispatcherError):
         return m.Error(code=error.code, message=str(error), retriable=error.retriable)
     text = f"{type(error).__name__}: {error}"
@@ -27,10 +26,10 @@ def error_message(error: BaseException) -> m.Error:
 
 def restored(message: m.Error) -> DispatcherError:
     """The error of a message."""
-    # Of a class and others made of it that have its code, the class itself: it comes first.
+    # A class precedes its subclasses of the same code.
     kinds = (kind for kind in _kinds(DispatcherError) if kind.code == message.code)
     kind = next(kinds, DispatcherError)
-    # Not by its own constructor, which makes the text from facts that are not here.
+    # Not by its own constructor, which would build the text from other arguments.
     error = kind.__new__(kind, message.message)
     Exception.__init__(error, message.message)
     return error
@@ -43,13 +42,13 @@ def _kinds(kind: type[DispatcherError]) -> Iterator[type[DispatcherError]]:
 
 
 def refusal(message: m.Error) -> Exception:
-    """The exception for an Error frame: a ConnectionError when trying again may help."""
+    """The exception for an Error frame: a ConnectionError if a retry may help."""
     if message.retriable:
         return ConnectionError(f"the dispatcher closed the connection: {message.message}")
     return restored(message)
 
 
-#: Messages that a link handles beside its core; all others are the core's alone.
+#: Messages that a link handles too; all others go to the core alone.
 OF_CONNECTIONS = frozenset({m.Error, m.Bye, m.WelcomeProducer, m.WelcomeRank})
 #: The payload of a message without one.
 NO_PAYLOAD = memoryview(b"")
@@ -59,11 +58,11 @@ class Link(StreamProtocol):
     """Connects a role's core with one transport.
 
     welcomed, ended: resolve when the dispatcher has welcomed this client, and when it has answered
-    its goodbye, or with the exception that prevented it. bytes_received: so far.
-    heartbeat_interval_s: by the welcome.
+    the goodbye; or raise the exception that prevented it. bytes_received: so far.
+    heartbeat_interval_s: from the welcome.
     """
 
-    #: A few megabytes in micro-batches; a ping or a commit waits for no more.
+    #: A few megabytes of micro-batches, so that pings and commits are not delayed.
     reads_at_once = 16
 
     def __init__(self, role: Role, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,9 +83,9 @@ class Link(StreamProtocol):
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def pump(self) -> None:
-        """Write the core's messages while there is room, from the welcome on.
+        """Write the core's messages while there is room, after the welcome.
 
-        After the goodbye these are answers alone: the last client may still release objects.
+        After the goodbye only answers are sent: the last client may still release objects.
         """
         if self._heartbeat is None or not self._writable():
             return
@@ -100,14 +99,14 @@ class Link(StreamProtocol):
                     if not self._writable():
                         return
                 wait = core.wait(now)
-        except Exception as error:  # a bug of ours: no caller would see it
+        except Exception as error:  # a bug here, which no caller would see
             self._end(error)
             return
         if wait is not None:
             self._pump_at(now + wait)
 
     async def watch(self, until: asyncio.Future[None]) -> None:
-        """Ping when due, until then; raises what ended the connection before."""
+        """Ping when due, until `until` is done; raises if the connection ends before."""
         assert self._heartbeat is not None
         heartbeat, left = self._heartbeat, 0
         while not until.done():
@@ -119,13 +118,13 @@ class Link(StreamProtocol):
                 timeout=heartbeat.wait(now),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            # If SIGSTOP has cut the poll short, it has returned nothing: the next one reads.
+            # A poll that SIGSTOP cut short has returned nothing; the next one reads.
             await asyncio.sleep(0)
             if self.ended.done():
                 await self.ended
             before, left = left, self._left()
             if self._unsent and left > before:
-                heartbeat.received()  # it reads, and answers what it has not come to when it has
+                heartbeat.received()  # the dispatcher reads, and answers the Ping behind
             heartbeat.check(self._loop.time())
 
     def ping(self) -> None:
@@ -137,8 +136,8 @@ class Link(StreamProtocol):
     async def acknowledge_bye(self) -> None:
         """Send the last messages and Bye, and wait for the dispatcher's Bye.
 
-        All messages before are safe then. Raises OSError without an answer: the dispatcher may have
-        read nothing.
+        The answer confirms all earlier messages. Raises OSError without one: the dispatcher may
+        have read nothing.
         """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -169,7 +168,7 @@ class Link(StreamProtocol):
             raise TimeoutError("the dispatcher did not answer the last ping") from None
 
     def copy_unsent(self) -> None:
-        """Copy unsent payloads: the caller may change his arrays."""
+        """Copy unsent payloads: the caller may change its arrays."""
         if isinstance(self._transport, StreamTransport):
             self._transport.copy_unsent()
 
@@ -179,15 +178,15 @@ class Link(StreamProtocol):
 
     @property
     def _unsent(self) -> int:
-        """Bytes that were written and that the kernel has no room for yet."""
+        """Bytes written here that the kernel has not accepted yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _left(self) -> int:
-        """Bytes that have left; while some are unsent, those that the dispatcher has read."""
+        """Bytes accepted by the kernel; they grow as the dispatcher reads while some are unsent."""
         return self._written - self._unsent
 
     def _writable(self) -> bool:
-        # Closed: the dispatcher's last message has come, maybe before the core has handled it.
+        # Closed: the last message has arrived, though the core may not have handled it yet.
         closed = self._session.state is SessionState.CLOSED
         return self._room.is_set() and not self.ended.done() and not closed
 
@@ -210,7 +209,7 @@ class Link(StreamProtocol):
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                future.exception()  # seen: it is raised by whoever awaits, if anyone still does
+                future.exception()  # mark it retrieved: perhaps nothing awaits it any more
         self._room.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -228,13 +227,13 @@ class Link(StreamProtocol):
         self._written += len(header) + nbytes
         if isinstance(self._transport, StreamTransport):
             self._transport.writelines(frame)
-        else:  # TLS makes a record, and keeps a reference, of whatever it is given
+        else:  # TLS makes a record of each piece, and keeps a reference to it
             self._transport.write(b"".join(frame))
 
     def _receive_arrived(self) -> None:
-        """Give the core the messages of this turn of the event loop, all at once.
+        """Give the core all messages of this iteration of the event loop at once.
 
-        Each change may wake another thread, which costs more than to receive a micro-batch.
+        Each change may wake another thread, which costs more than receiving a micro-batch.
         """
         arrived, self._arrived = self._arrived, []
         if not arrived or self.ended.done():
@@ -279,11 +278,11 @@ class Link(StreamProtocol):
             self._write(self._core.hello())
 
     def get_buffers(self) -> list[memoryview]:
-        """Memory that the next bytes belong into."""
+        """Memory for the next bytes."""
         return self._session.get_buffers()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes are in `get_buffers`."""
+        """`nbytes` bytes were read into `get_buffers`."""
         self.bytes_received += nbytes
         if self._heartbeat is not None:
             self._heartbeat.received()
@@ -309,6 +308,6 @@ class Link(StreamProtocol):
         """The connection is over."""
         self._receive_arrived()
         self._end(error or ConnectionError("the dispatcher closed the connection"))
-        # Now, not when cycles are looked for: trainers put that off, and an error holds us.
+        # Break the cycle now: trainers delay garbage collection, and an error refers to this link.
         self._transport = None
         self._session.drop()

@@ -1,11 +1,11 @@
 """A client belongs to the process that made it, and may have a thread of its own there.
 
-Its socket and the thread or loop that serves it do not survive a fork: a child that used them would
-wait for a thread that it does not have, or write into the midst of what its parent says.
+A client does not survive a fork: a child would wait for a thread that it does not have, or write
+into its parent's stream.
 
-Clients whose callers block have an event loop in a thread of its own. The thread is a daemon
-because an exiting interpreter joins all others before it runs any exit hook: a client that nobody
-closed would hang there. Whoever starts one says goodbye by an exit hook.
+A blocking client runs its event loop in a thread of its own. The thread is a daemon, because an
+exiting interpreter joins all other threads before any exit hook: an unclosed client would hang
+there. Its owner says goodbye in an exit hook.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from rollout_dispatcher.errors import ConfigError
 
 
 class Closing(ABC):
-    """Closed at the end of a `with` block, abandoned where that ends by an exception."""
+    """A context manager that closes at its end, and abandons after an exception."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Idempotent, bounded in time."""
+        """Release all resources. Idempotent, bounded in time."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +60,7 @@ HOST_CHARACTERS = 16
 
 
 def new_client_id() -> str:
-    """A name that nobody else has, and that says where the client is: host, process, random."""
+    """A unique name that locates the client: host, process, random."""
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:HOST_CHARACTERS]
     return f"{host}-{os.getpid()}-{token_hex(6)}"
 
@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 def validated(action: Callable[[], T]) -> T:
-    """Run what builds a message of a caller's arguments; raises ConfigError that names one."""
+    """Build a message from a caller's arguments; raises ConfigError, which names a bad one."""
     try:
         return action()
     except ValidationError as error:
@@ -78,7 +78,7 @@ def validated(action: Callable[[], T]) -> T:
         raise ConfigError(f"{place} is {fault['input']!r}: {fault['msg']}") from error
 
 
-#: By kind of client: it names what most often starts processes where such a client is used.
+#: By kind of client; each names the usual way in which its users start processes.
 REMEDIES: Final = {
     "producer": "make one in each process that pushes, once it has been started",
     "stream": (
@@ -89,13 +89,13 @@ REMEDIES: Final = {
 
 
 class _Here:
-    """This process. A fork tells it, as to ask the kernel takes longer than what it guards."""
+    """The id of this process, updated at a fork: asking the kernel each time is slower."""
 
     pid = os.getpid()
 
     @classmethod
     def forked(cls) -> None:
-        """It is another one."""
+        """This is a forked child."""
         cls.pid = os.getpid()
 
 
@@ -103,14 +103,14 @@ os.register_at_fork(after_in_child=_Here.forked)
 
 
 class OwnProcess:
-    """Remembers which process a client is made in. what: a key of `REMEDIES`."""
+    """The process in which a client was made. what: a key of `REMEDIES`."""
 
     def __init__(self, what: str) -> None:
         self._what, self._pid = what, _Here.pid
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process."""
+        """Whether this is still that process."""
         return _Here.pid == self._pid
 
     def check(self) -> None:
@@ -129,7 +129,7 @@ def forbid_pickle(what: str) -> NoReturn:
 
 
 class LoopThread:
-    """Runs from the start until `stop` is called in it, or its last work ends it."""
+    """An event loop in a thread; it ends with its last work, or once stopped."""
 
     def __init__(self, name: str) -> None:
         self.loop = _Loop()
@@ -141,12 +141,12 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call(self, action: Callable[[], object]) -> None:
-        """Call something there, soon; nothing happens once the loop has ended."""
+        """Call something there soon; no effect once the loop has ended."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(action)
 
     def finish(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a last coroutine there; the loop ends with it."""
+        """Run a last coroutine there, with which the loop ends."""
 
         async def last() -> None:
             try:
@@ -157,15 +157,16 @@ class LoopThread:
         self.submit(last())
 
     def join(self, timeout: float) -> None:
-        """Wait for the end of the loop, so many seconds at most; in the loop itself, do not wait.
+        """Wait for the end of the loop, for at most `timeout` seconds.
 
-        There it is a finalizer that asks: garbage is collected in whichever thread makes more.
+        In the loop's own thread, return at once: a finalizer calls it there, as any thread may
+        collect garbage.
         """
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        """Serve until stopped, then end whatever a caller left behind."""
+        """Serve until stopped, then cancel all remaining tasks."""
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -179,13 +180,13 @@ class LoopThread:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Looks names up in other threads, as every event loop does, unless there can be none.
+    """Resolves names in this thread if no other can be started.
 
-    An interpreter that exits starts no more threads; a client may have a last word to say then.
+    An exiting interpreter starts no threads, but a client may have a last message to send.
     """
 
     async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
-        """As `socket.getaddrinfo`; addresses that are numbers need no look-up."""
+        """As `socket.getaddrinfo`; numeric addresses need no thread."""
         with suppress(socket.gaierror):
             numeric = how | {"flags": how.get("flags", 0) | socket.AI_NUMERICHOST}
             return socket.getaddrinfo(host, port, **numeric)

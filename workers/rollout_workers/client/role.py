@@ -1,10 +1,10 @@
-"""What a connection asks of a role's core; of a producer's and of a DP rank's alike.
+"""The interface of a role's core to its connection, for producers and DP ranks.
 
-A core decides and remembers over all connections of its client. It has no socket, clock or thread:
-time is an argument, and whoever shares it between threads guards it.
+A core keeps its state over all connections of its client. It has no socket, clock or thread: time
+is an argument, and threads that share a core guard it.
 
-`Heartbeat` says when to ping and when to give a connection up, `Backoff` how long to wait before
-the next.
+`Heartbeat` decides when to ping and when to give a connection up, `Backoff` how long to wait before
+the next attempt.
 """
 
 import random
@@ -26,43 +26,43 @@ Outgoing = tuple[m.Message, Sequence[Buffer]]
 class ClientCore(Protocol):
     """One role's side of the protocol.
 
-    token: the secret that `hello` shows, set before every connection.
+    token: the secret in `hello`, set before every connection.
     """
 
     token: str | None
 
     def hello(self) -> m.Message:
-        """The first message of a connection: everything that a lost one may have swallowed."""
+        """The first message of a connection: all state that a lost one may not have delivered."""
 
     def receive(self, message: m.Message, payload: memoryview, now: float) -> None:
-        """Take a message, the welcome first of all.
+        """Handle a message, the welcome first.
 
-        Raises ProtocolError for one out of turn, or ConnectionError or another DispatcherError
-        that it stands for.
+        Raises ProtocolError for a message out of turn, or the ConnectionError or DispatcherError
+        that the message reports.
         """
 
     def take_messages(self, now: float) -> Iterable[Outgoing]:
-        """What to send now, in order; each is taken as sent once it is asked for."""
+        """Messages to send now, in order; each counts as sent once yielded."""
 
     def take_answers(self) -> Iterable[Outgoing]:
-        """Those messages that answer a request, which may be sent after the goodbye too."""
+        """Answers to requests, which may be sent after the goodbye too."""
 
     def ping(self) -> m.Ping:
         """A Ping to send at once."""
 
     def wait(self, now: float) -> float | None:
-        """Seconds until there may be something to send that waits for time; else None."""
+        """Seconds until a delayed message is due; None if there is none."""
 
     def lost(self) -> None:
         """The connection is lost: the next hello reports the state."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do but to let the dispatcher know."""
+        """Whether the client's work is done, up to its confirmation by the dispatcher."""
 
     @property
     def unconfirmed(self) -> str | None:
-        """What the dispatcher may not know of as long as it has not answered the goodbye.
+        """State that the dispatcher may not know until it has answered the goodbye, in words.
 
         None if nothing is worth another connection.
         """
@@ -70,12 +70,11 @@ class ClientCore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A core, and how connections treat it.
+    """A core with the parameters of its connections.
 
-    side: which of the protocol's it is. limits: of the frames that the dispatcher sends to this
-    role. changed: called after messages were handled. guard: held wherever the core is used,
-    and where `changed` is called. memory: gives what payloads are received into. name: what the
-    log calls it.
+    side: of the protocol. limits: of the frames that the dispatcher sends to this role. changed:
+    called after messages were handled. guard: held while the core is used and `changed` is called.
+    memory: allocates memory for received payloads. name: for the log.
     """
 
     core: ClientCore
@@ -87,42 +86,42 @@ class Role:
     name: str = "a producer"
 
 
-#: A Ping may stay unanswered for this many heartbeats, so the peer may be silent for three: one
-#: answer may be lost to a pause of the dispatcher, two in a row hardly.
+#: Heartbeats for which a Ping may stay unanswered, so the peer may be silent for three: a pause of
+#: the dispatcher may delay one answer, hardly two in a row.
 UNANSWERED_INTERVALS = 2
-#: A dispatcher that is up answers HELLO in milliseconds; one that is not busy, in far less.
+#: Seconds for the answer to HELLO, which takes a running dispatcher milliseconds.
 HANDSHAKE_TIMEOUT_S = 10.0
-#: How long a connection attempt may take before the next address or attempt gets its turn.
+#: Seconds for a connection attempt, before the next address or attempt.
 CONNECT_TIMEOUT_S = 5.0
-#: How long a close waits for the dispatcher to confirm that it read everything.
+#: Seconds for which a close waits for the dispatcher's confirmation.
 CLOSE_TIMEOUT_S = 5.0
-#: A dispatcher that is restarted is back within seconds; clients that wait longer than this
-#: between attempts would add to the pause.
+#: Seconds between attempts. A restarted dispatcher is back within seconds; longer delays would add
+#: to the pause.
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 #: Seconds between two log lines while there is no connection, however many attempts fail.
 LOG_INTERVAL_S = 30.0
-#: A connection that held this long was a good one: the next loss starts with short delays again.
+#: Seconds after which a connection counts as stable: delays after its loss start short again.
 STABLE_S = 10.0
-#: Attempts that count after a welcome: who is welcomed and lost at once again waits up to 0.8 s,
-#: while only a dispatcher that cannot be reached at all is left alone for longer.
+#: Attempts that still count after a welcome: a client that loses each connection at once waits up
+#: to 0.8 s; only for an unreachable dispatcher do the delays grow longer.
 ATTEMPTS_AFTER_WELCOME = 3
 
 
 class Heartbeat:
-    """When the next Ping is due, and whether one has gone unanswered for too long.
+    """Decides when the next Ping is due, and whether one has gone unanswered for too long.
 
-    Counting from an unanswered Ping, not from the last message, spares a process that was itself
-    stopped or starved for longer than the limit: it reads the answer before it checks.
+    The limit counts from an unanswered Ping, not from the last message: a process that was itself
+    stopped or starved for longer reads the answer before it checks.
     """
 
     def __init__(self, interval_s: float, now: float) -> None:
-        # A peer that asks for a hundred pings a second is misconfigured; do not obey it.
+        # A misconfigured peer may ask for more than a hundred pings a second.
         self._interval = max(interval_s, 0.01)
         self._pinged = now
         self._unanswered_since: float | None = None
 
     def received(self) -> None:
-        """A message of the peer has come."""
+        """The peer has sent bytes."""
         self._unanswered_since = None
 
     def wait(self, now: float) -> float:
@@ -133,7 +132,7 @@ class Heartbeat:
         return max(due - now, 0.0)
 
     def ping_due(self, now: float) -> bool:
-        """Whether to send a Ping now; taken as sent."""
+        """Whether to send a Ping now; if so, it counts as sent."""
         if now < self._pinged + self._interval:
             return False
         self._pinged = now
@@ -144,7 +143,7 @@ class Heartbeat:
     def check(self, now: float) -> None:
         """Raise ConnectionError when the peer has been silent for too long.
 
-        Call it after reading what there was to read.
+        Call it after reading all received bytes.
         """
         since = self._unanswered_since
         if since is not None and now - since >= UNANSWERED_INTERVALS * self._interval:
@@ -155,7 +154,7 @@ class Backoff:
     """Delays between attempts to connect: exponential, with jitter, until `timeout` has passed.
 
     The timeout runs from the loss of a connection, or from the first attempt. Jitter keeps a
-    thousand ranks from coming back in the same millisecond. No delay is longer than the heartbeat
+    thousand ranks from reconnecting in the same millisecond. No delay exceeds the heartbeat
     interval: a rank is lost after --rank-timeout, which exceeds two heartbeats.
     """
 
@@ -173,23 +172,23 @@ class Backoff:
         self._connected_at: float | None = None
 
     def begins(self, now: float) -> None:
-        """Note that an attempt begins, which counts as failing until it succeeds."""
+        """An attempt begins; it counts as failing until it succeeds."""
         if self._failing_since is None:
             self._failing_since = now
 
     def left(self, now: float) -> float:
-        """Seconds until it is time to give up."""
+        """Seconds until the timeout."""
         since = now if self._failing_since is None else self._failing_since
         return max(0.0, since + self.timeout - now)
 
     def connected(self, now: float, heartbeat_interval_s: float = LONGEST_DELAY_S) -> None:
-        """Note that a connection was established, whose heartbeats are so many seconds apart."""
+        """A connection was established; it has heartbeats every `heartbeat_interval_s` seconds."""
         self._connected_at, self._failing_since = now, None
         self._interval = max(heartbeat_interval_s, FIRST_DELAY_S)
         self._attempt = min(self._attempt, ATTEMPTS_AFTER_WELCOME)
 
     def failed(self, now: float) -> float | None:
-        """Note a failure; return the seconds to wait, or None when it is time to give up."""
+        """An attempt failed; returns the seconds to wait, or None after the timeout."""
         if self._connected_at is not None and now - self._connected_at >= STABLE_S:
             self._attempt = 0
         self._connected_at = None

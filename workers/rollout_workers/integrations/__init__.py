@@ -1,6 +1,6 @@
-"""What other people's trainers need, beyond a `StreamDataset`, to train on whole steps.
+"""Integrations with training frameworks, beyond `StreamDataset`, to train on whole steps.
 
-Each module is about one framework and imports no more of it than it has to; whoever asks for it has
-that framework. What is here leans on parts of theirs that may change: the versions that it is
-tested with stand in docs/guide.md.
+Each module is for one framework, which its user has installed, and imports no more of it than
+necessary. It relies on parts of the framework that may change; docs/guide.md lists the tested
+versions.
 """

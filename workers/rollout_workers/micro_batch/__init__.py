@@ -1,1 +1,1 @@
-"""What one DP rank feeds to one forward and backward pass, from the bytes that came for it."""
+"""Micro-batches as torch tensors, made from the received bytes."""

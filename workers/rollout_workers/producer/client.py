@@ -1,10 +1,10 @@
-"""The asyncio shell around `ProducerCore`: lets callers wait for what they have pushed.
+"""The asyncio shell around `ProducerCore`: callers wait here for the answers to their pushes.
 
-The core decides what is outstanding and what goes out next. A wait that is cancelled leaves it
-as it was, except that the push is withdrawn where the dispatcher certainly does not hold it.
+The core decides which pushes are outstanding and which message is sent next. Cancelling a wait
+withdraws its push if the dispatcher certainly does not hold it, and changes nothing else.
 
-Threads talk to payload stores for its event loop. Puts have threads of their own, so that what the
-dispatcher asks of the stores never waits behind a large object.
+Worker threads call the payload stores. Puts have threads of their own, so that the dispatcher's
+requests never wait behind a large object.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ from rollout_workers.stores.requests import DaemonExecutor, Request, failed, per
 
 log = logging.getLogger(__name__)
 
-#: The dispatcher sends a producer outcomes only: one short word a sample, or an error message.
+#: A producer receives outcomes only: a short word or an error message per sample.
 LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
-#: Seconds after which a blocked push is logged, the first one of a producer. Each further log line
-#: takes twice as long, as slow trainers block every push for a while.
+#: Seconds after which a producer's first blocked push is logged; doubled for each further line, as
+#: a slow trainer blocks every push for a while.
 BLOCKED_LOG_S = 30.0
 #: Seconds after which the end of a group, phase or stream that waits for a blocked push is logged.
 CONTROL_LOG_S = 10.0
@@ -56,7 +56,7 @@ NAMED = 4
 class ProducerClient:
     """One producer's connection, for as long as the producer lives; not thread-safe.
 
-    on_schema: told of the run's schema. raises_run_change: whether another run than before ends it.
+    on_schema: called with the run's schema. raises_run_change: whether a change of the run ends it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ProducerClient:
         self._blocked_log_s = BLOCKED_LOG_S
 
     async def start(self) -> None:
-        """Connect; returns when welcomed, raises DispatcherError when that is hopeless."""
+        """Connect; returns when welcomed, raises DispatcherError for a permanent failure."""
         self._process.check()
         loop = asyncio.get_running_loop()
         self._welcomed = loop.create_future()
@@ -101,7 +101,7 @@ class ProducerClient:
     async def deliver(
         self, samples: Sequence[EncodedSample], timeout: float | None
     ) -> list[Outcome | SampleRefused]:
-        """Push samples and wait for an answer to each; all or none are taken on.
+        """Push samples and wait for an answer to each; the core takes all of them or none.
 
         Raises BufferFull or PushTimeout after `timeout` seconds; a note on the error says
         whether the samples were withdrawn.
@@ -140,7 +140,7 @@ class ProducerClient:
             log.warning(text, what, CONTROL_LOG_S, _buffer_full(cap))
 
     async def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> None:
-        """Send a control message behind the pushes it is about; returns when it was handled."""
+        """Send a control message behind the pushes it is about; returns once it is confirmed."""
         connector = self._check()
         handle = self._core.control(message)
         future = self._expect(handle)
@@ -157,12 +157,12 @@ class ProducerClient:
 
     @property
     def core(self) -> ProducerCore:
-        """What it has heard; any thread may look. Raises ConfigError in a forked child."""
+        """Its state, which any thread may read. Raises ConfigError in a forked child."""
         self._process.check()
         return self._core
 
     async def next_feedback(self, after: Feedback, timeout: float | None) -> Feedback:
-        """Wait until there is other feedback than that, or for so many seconds."""
+        """Wait until the feedback differs from `after`, for at most `timeout` seconds."""
         self._check()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -177,7 +177,7 @@ class ProducerClient:
         return self._core.flow.feedback()
 
     async def close(self) -> None:
-        """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
+        """Say goodbye and end the connection; pending calls raise ClientClosed."""
         if not self._process.is_here:
             return
         task, self._task = self._task, None
@@ -188,7 +188,7 @@ class ProducerClient:
         self._connector.leave()
         try:
             await asyncio.wait([task])  # the goodbye is bounded in time
-        finally:  # a close that is cancelled closes too, with less of a goodbye
+        finally:  # a cancelled close closes too, with a shorter goodbye
             task.cancel()
             self._fail(closed)
         await asyncio.wait([task])
@@ -198,7 +198,7 @@ class ProducerClient:
     def _give_up(
         self, handles: Sequence[int], timeout: float | None, samples: Sequence[EncodedSample]
     ) -> Exception:
-        """Withdraw what is not answered, let go of the caller's arrays; the error to tell him."""
+        """Withdraw unanswered pushes, release the caller's arrays; return the error to raise."""
         waiting = [(handle, self._waiting[handle]) for handle in handles]
         # Cancelling a wait cancels the future that it is for.
         left = [handle for handle, future in waiting if future.cancelled() or not future.done()]
@@ -207,7 +207,7 @@ class ProducerClient:
         if given_up and self._connector is not None:
             self._connector.copy_unsent()
             self._putting.start_due()
-            self._connector.pump()  # what it has to say of groups that lack members has its time
+            self._connector.pump()  # reports of missing members are sent later
         sample_ids: tuple[str, ...] = ()
         caps = [blocked for _, blocked in given_up if blocked is not None]
         if len(left) == len(handles) and all(withdrawn for withdrawn, _ in given_up):
@@ -249,12 +249,12 @@ class ProducerClient:
         log.warning("%s", change)
 
     def _on_received(self) -> None:
-        """The core has heard something: do what it asks for, and tell whoever waits for it."""
+        """The core has handled messages: start its store work, and wake waiting calls."""
         self._putting.start_due()
         self._notify()
 
     def _worked(self) -> None:
-        """What was done with payload stores may be something to say, or the end of a push."""
+        """Store work is done: it may have settled a push, or queued a message."""
         self._notify()
         if self._connector is not None:
             self._connector.pump()
@@ -275,7 +275,7 @@ class ProducerClient:
         for future in (self._welcomed, *self._waiting.values(), *self._listening):
             if future is not None and not future.done():
                 future.set_exception(self._failure)
-                future.exception()  # seen: it is raised by whoever waits, if anyone still does
+                future.exception()  # mark it retrieved: perhaps no call waits any more
 
     async def _run(self, connector: Connector) -> None:
         failure = await connector.run()
@@ -287,16 +287,16 @@ def _buffer_full(cap: m.Blocked) -> BufferFull:
     return BufferFull(cap.cap, cap.held, cap.capacity, cap.waits_for)
 
 
-#: Objects that are put at a time: one thread alone does not keep a network file system busy.
+#: Objects put at a time: one thread alone does not saturate a network file system.
 PUT_AT_ONCE = 4
-#: Between two words on a store that takes nothing, at least.
+#: Seconds between two log lines on a failing store, at least.
 WARNING_INTERVAL_S = 10.0
 
 
 class Putting:
-    """Does what a core has to do with payload stores; used in one event loop alone.
+    """Performs a core's work on payload stores; used in one event loop alone.
 
-    changed: called when the core may have something to say, or has settled something.
+    changed: called when the core may have a message to send, or has settled a push.
     """
 
     def __init__(self, core: ProducerCore, changed: Callable[[], object]) -> None:
@@ -308,7 +308,7 @@ class Putting:
         self._warned = -math.inf
 
     def start_due(self) -> None:
-        """Begin what there is to do. Cheap where there is nothing."""
+        """Begin all due work. Cheap if there is none."""
         objects = self._core.objects
         if not objects.stores:
             return
@@ -321,7 +321,7 @@ class Putting:
             self._begin(self._release(stored))
 
     async def finish(self) -> None:
-        """Let what was begun come to its end, for a bounded time; nothing can be begun after."""
+        """Wait for running work, for a bounded time; no work can begin afterwards."""
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
             if not done:
@@ -348,7 +348,7 @@ class Putting:
         self._go_on()
 
     def _warn(self, error: Exception) -> None:
-        """Say that it is so, and not of every push."""
+        """Log a failing store, but not for every push."""
         now = monotonic()
         if now >= self._warned + WARNING_INTERVAL_S:
             self._warned = now
@@ -358,14 +358,14 @@ class Putting:
         loop = asyncio.get_running_loop()
         try:
             answer = await loop.run_in_executor(self._serving, perform, self._stores, request)
-        except RuntimeError as error:  # there is no thread for it
+        except RuntimeError as error:  # the executor has shut down
             answer = failed(request, error)
         self._core.objects.requests.answered(request, answer)
         self._go_on()
 
     async def _release(self, stored: StoredObject) -> None:
         loop = asyncio.get_running_loop()
-        with suppress(StoreFailed, RuntimeError):  # it is swept when this producer has ended
+        with suppress(StoreFailed, RuntimeError):  # a sweep after this producer's end finds it
             await loop.run_in_executor(
                 self._serving, self._stores.release, stored.store, [stored.key]
             )

@@ -1,23 +1,23 @@
-"""What a producer has outstanding and what it has to say next; no socket, clock or thread.
+"""A producer's outstanding pushes and the messages to send next; no socket, clock or thread.
 
     BEING PUT --was_put--> QUEUED --take_messages--> SENT --Pushed: accepted, ...--> settled
                              ^                        |
                              +------Pushed: full------+  (room beyond the credits was asked for)
                              +----------lost----------+  (sent again, under the same numbers)
 
-A push with samples of the inline limit or more begins with an object for them in a payload store;
-any other one is QUEUED at once. One that is settled is accepted, a duplicate or refused.
+A push with samples of at least the inline limit first puts them into a payload store, as one
+object; any other push is QUEUED at once. A settled push is accepted, a duplicate or refused.
 
 Invariants: at most `credits` pushes are SENT, except that a push with a group may be sent beyond
 them once per connection, so that members of a group that has its room never wait behind others;
-no sequence number below a `floor` that was said is ever sent again; a push leaves this table only
+no sequence number below a `floor` that was sent is ever sent again; a push leaves this table only
 with an answer for every sample, or withdrawn while the dispatcher certainly did not hold it.
 
-What is outstanding is bounded by the callers, each of which waits for its own push.
+The callers bound the outstanding pushes, as each of them waits for its own.
 
-A control message waits for the pushes it is about, and for its Pong: the dispatcher handles
-messages in order, so a Pong confirms all that was said before its Ping; the pings of a connection
-are counted for that, those of heartbeats too.
+A control message is sent once the pushes it is about are settled, and is confirmed by a Pong: the
+dispatcher handles messages in order, so a Pong confirms all messages before its Ping. All pings of
+a connection are counted for that, heartbeats included.
 """
 
 import logging
@@ -47,7 +47,7 @@ from rollout_workers.producer.pushes import (
 log = logging.getLogger(__name__)
 
 
-#: What a producer says beside its pushes.
+#: Messages of a producer beside its pushes.
 Control = m.CloseGroup | m.EndPhase | m.EndStream
 
 
@@ -61,7 +61,7 @@ class _Pending:
 
 
 class Controls:
-    """Control messages that are not confirmed, by handles, which are negative."""
+    """Unconfirmed control messages by handle, a negative number."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
@@ -69,7 +69,7 @@ class Controls:
         self._pings = self._pongs = 0
 
     def add(self, message: Control, after: frozenset[int]) -> int:
-        """Queue a message behind these pushes; return its handle."""
+        """Queue a message behind the pushes `after`; return its handle."""
         handle = next(self._handles)
         if isinstance(message, m.CloseGroup):
             message = message.model_copy(update={"number": -handle})
@@ -77,17 +77,17 @@ class Controls:
         return handle
 
     def forget(self, handle: int) -> None:
-        """Nobody waits for this one any more; it is not sent unless it already was."""
+        """Drop a message that no caller waits for; it is not sent unless it already was."""
         self._pending.pop(handle, None)
 
     def lost(self) -> None:
-        """Everything unconfirmed has to be said again on the next connection."""
+        """Send all unconfirmed messages again on the next connection."""
         self._pings = self._pongs = 0
         for control in self._pending.values():
             control.ping = None
 
     def take(self, outstanding: Collection[int]) -> Iterator[m.Message]:
-        """What waits for none of the outstanding pushes, each with its Ping."""
+        """Messages that wait for no outstanding push, each with its Ping."""
         for control in list(self._pending.values()):
             if control.ping is None and control.after.isdisjoint(outstanding):
                 yield control.message
@@ -100,7 +100,7 @@ class Controls:
         return m.Ping()
 
     def ponged(self) -> list[int]:
-        """A Pong came; returns the handles of what it confirms. Raises ProtocolError."""
+        """A Pong has arrived; returns the handles that it confirms. Raises ProtocolError."""
         number = self._pongs
         if number >= self._pings:
             raise ProtocolError("a Pong without a Ping")
@@ -111,15 +111,15 @@ class Controls:
         return done
 
 
-#: After `full` although credits are free (two messages crossed): wait this long, then longer.
+#: Delays after `full` although credits are free, as two messages crossed: doubled each time.
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A push is answered (an Outcome or the refusal of each sample), or a control confirmed.
+    """An answered push (an Outcome or the refusal of each sample), or a confirmed control message.
 
-    handle: a push's is its first sequence number, a control's is negative.
+    handle: first sequence number of a push, negative for a control message.
     """
 
     handle: int
@@ -129,12 +129,12 @@ class Settled:
 class ProducerCore:
     """Outstanding pushes and control messages of one producer object.
 
-    welcomed: whether a dispatcher has ever taken its HELLO. on_schema: told of the run's schema.
-    run_changed: told that another run is served than before; it may raise what it is told.
-    flow: what it was told of the trainer. objects: what it has to do with payload stores.
+    welcomed: whether a dispatcher has ever answered HELLO. on_schema: called with the run's schema.
+    run_changed: called when the dispatcher serves another run than before; it may raise its
+    argument. flow: the trainer's progress. objects: the work to do with payload stores.
     """
 
-    #: A producer has always a use for a connection, and what it pushed is confirmed push by push.
+    #: A producer always needs a connection, and each push is confirmed by its own answer.
     finished, unconfirmed = False, None
 
     def __init__(
@@ -144,7 +144,7 @@ class ProducerCore:
         run_changed: Callable[[RunChanged], None] = lambda _: None,
     ) -> None:
         self.client_id, self._on_schema, self._run_changed = client_id, on_schema, run_changed
-        #: Of the run that welcomed it last, and how many samples that has accepted.
+        #: The run of the last welcome, and the number of samples that it has accepted.
         self.run_id, self._num_accepted = "", 0
         self._key = token_hex(16)
         self.token: str | None = None
@@ -152,7 +152,7 @@ class ProducerCore:
         self.welcomed = self._connected = False
         self._credits = self._in_flight = 0
         self._next_seq = 0
-        self._accepted = -1  # the last of our numbers that was answered so
+        self._accepted = -1  # the largest accepted sequence number
         self._pushes: dict[int, PendingPush] = {}  # by first sequence number, in that order
         self._queue: list[int] = []  # heap of pushes to send within credits; may name sent ones
         self._eager: list[int] = []  # pushes with a group that have not been sent beyond credits
@@ -164,12 +164,12 @@ class ProducerCore:
         self.conflicts = Conflicts()
         self.objects = PushedObjects(client_id)
 
-    # -- what the user wants
+    # -- calls of the user
 
     def submit(self, samples: Sequence[EncodedSample]) -> int:
         """Take samples of the same `traits`; return a handle.
 
-        Raises SampleRefused for what no dispatcher would take; nothing changes then.
+        Raises SampleRefused for samples that no dispatcher would accept; nothing changes then.
         """
         first = self._next_seq
         put = self.objects.put_for(samples, first)
@@ -197,15 +197,16 @@ class ProducerCore:
         return self._controls.add(message, frozenset(after))
 
     def abandon(self, handle: int, now: float) -> tuple[bool, m.Blocked | None]:
-        """Nobody waits for this push any more.
+        """The caller no longer waits for this push.
 
-        It is withdrawn if the dispatcher does not hold it; otherwise it stays until answered, as a
-        copy, since the caller may change his arrays from now on.
-        Returns whether nothing of it was or will be accepted, and the cap that held it back, if
-        the dispatcher named one; none while there is no connection, which it waits for then.
+        The push is withdrawn if the dispatcher does not hold it; otherwise a copy of it stays until
+        answered, since the caller may change its arrays from now on.
+
+        Returns whether no sample of it was or will be accepted, and the cap that blocks it: None if
+        the dispatcher named none, or there is no connection.
         """
         push = self._pushes.get(handle)
-        if push is None:  # it was answered in the moment in which the caller gave up
+        if push is None:  # answered just before the caller gave up
             return False, None
         blocked = (push.blocked or self._blocked()) if self._connected else None
         if push.sent or push.in_doubt:
@@ -219,22 +220,22 @@ class ProducerCore:
 
     @property
     def blocked(self) -> m.Blocked | None:
-        """The cap that a push waits at, if the dispatcher named one; None without a connection."""
+        """The cap that blocks a push, if the dispatcher named one; None without a connection."""
         return self._blocked() if self._connected else None
 
     def forget(self, handle: int) -> None:
-        """Nobody waits for this control any more; it is not sent unless it already was."""
+        """Drop a control message that no caller waits for; not sent unless it already was."""
         self._controls.forget(handle)
 
     def take_settled(self) -> list[Settled]:
-        """What was settled since this was asked for last."""
+        """Pushes and control messages settled since the last call."""
         settled, self._settled = self._settled, []
         return settled
 
     # -- payload stores
 
     def was_put(self, put: Put, stored: StoredObject) -> None:
-        """An object is there: its push goes out, unless nobody waits for it any more."""
+        """An object is in its store: queue its push, or release it if that was withdrawn."""
         push = self._pushes.get(put.handle)
         if push is None:
             self.objects.orphans.append(stored)
@@ -243,7 +244,7 @@ class ProducerCore:
             self._enqueue(put.handle, push)
 
     def was_not_put(self, put: Put, why: object) -> None:
-        """No store takes an object: what it would have had is sent, if that can be."""
+        """No store takes an object: send its samples in the push, if the frame limit allows."""
         push = self._pushes.get(put.handle)
         if push is None:
             return
@@ -271,7 +272,7 @@ class ProducerCore:
         )
 
     def lost(self) -> None:
-        """Everything unanswered has to be said again on the next connection."""
+        """The connection is lost: queue all unanswered pushes for the next one."""
         self._connected = False
         self._credits = self._in_flight = 0
         self._queue, self._eager, self._later = [], [], []
@@ -284,7 +285,7 @@ class ProducerCore:
         self.objects.requests.lost()
 
     def take_messages(self, now: float) -> Iterator[Outgoing]:
-        """What to send now, each with its payload; taken as sent once yielded."""
+        """Messages to send now, with payloads; each counts as sent once yielded."""
         while self._later and self._later[0][0] <= now:
             heappush(self._queue, heappop(self._later)[1])
         while self._in_flight < self._credits and self._queue:
@@ -300,7 +301,7 @@ class ProducerCore:
         yield from self.take_answers()
 
     def take_answers(self) -> Iterator[Outgoing]:
-        """What the dispatcher has asked of this process's payload stores is done."""
+        """Answers to the dispatcher's requests about payload stores."""
         for answer in self.objects.requests.take_answers():
             yield answer, ()
 
@@ -309,13 +310,13 @@ class ProducerCore:
         return self._controls.ping()
 
     def wait(self, now: float) -> float | None:
-        """Seconds until something may be said that waits for time; None when nothing does."""
+        """Seconds until a delayed message is due; None if there is none."""
         due = [at for at, _ in self._later[:1]]
         due += self._shortfalls.due()
         return max(min(due) - now, 0.0) if due else None
 
     def receive(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
-        """Take a message from the dispatcher; `take_settled` has what it settles.
+        """Handle a message from the dispatcher; `take_settled` returns what it settles.
 
         Raises ProtocolError for a message out of turn.
         """
@@ -413,19 +414,19 @@ class ProducerCore:
                 push.blocked = blocked
 
     def _blocked(self) -> m.Blocked | None:
-        """What holds others back that were pushed before: those behind them wait for the same."""
+        """The cap that blocks an earlier push: later ones wait behind it."""
         waiting = (push.blocked for push in self._pushes.values() if push.sent)
         return next((blocked for blocked in waiting if blocked is not None), None)
 
     def _resend(self, first: int) -> None:
-        """The dispatcher let go of a payload that it held, and wants it now."""
+        """The dispatcher has discarded the payload of a push, and asks for it again."""
         push = self._sent(first)
         push.sent = False
         self._in_flight -= 1
         self._enqueue(first, push)
 
     def _retry(self, first: int, push: PendingPush, now: float) -> None:
-        """Send a push that found no room again: when a credit frees, or later if one is free."""
+        """Send a push again that met `full`: when a credit frees, or later if one is free."""
         if self._in_flight >= self._credits:
             heappush(self._queue, first)
             return

@@ -57,7 +57,7 @@ def size_of(given: Any, group_id: str | None) -> int:
         raise SampleRefused(
             "bad-metadata",
             f"group_size is {size}; write how many samples the group has in all, or {AT_CLOSE!r} "
-            "if close_group tells it",
+            "if close_group gives it",
         )
     if group_id is None and size != 1:
         raise SampleRefused(

@@ -1,21 +1,21 @@
-"""The layout of a worker's samples: worked out for the first, recognised in the others.
+"""The layout of a worker's samples: derived from the first, recognised in the others.
 
 A field is *per-sample* if it has no dimensions or is named in `per_sample`, and *ragged* if it is
-named in `ragged`, or text: its first dimension is a number of rows of its own. Every other field is
+named in `ragged`, or text: its first dimension, its rows, differs by sample. Every other field is
 *per-token*: its first dimension must be the number of tokens, which is the length of `input_ids`.
-Fields are ordered by name, so that the order of a dict never matters.
+Fields are ordered by name, so the order of a dict never matters.
 
-The samples of a rollout worker differ in their lengths and values only, so each is held against the
-layout of the one before, which is several times faster than to check and describe it afresh.
+The samples of a rollout worker differ only in lengths and values, so each is compared with the
+layout of the one before: several times faster than to derive it again.
 
-Also converts a field's value (a tensor, an array, a list) to an array whose memory can be sent.
+It also converts a field's value (a tensor, an array, a list) to an array whose memory can be sent.
 
-torch tensors are recognised without importing torch. Memory is copied only where it has to be: out
-of lists, off a GPU, into C order and little endian, into another type. Text becomes its UTF-8.
+torch tensors are recognised without importing torch. Memory is copied only if it must be: out of
+lists, off a GPU, into C order and little endian, into another type. Text becomes UTF-8.
 
-A value never decides on a type. Arrays and tensors keep theirs; Python's numbers, those in lists
-too, have that of their field's name (`values.py:type_of_numbers`). Where the schema of the run's
-samples is known, a value is converted to its type where it stays the same number:
+A type never depends on a value. Arrays and tensors keep theirs; the type of Python's numbers, also
+in lists, follows from the field's name (`values.py:type_of_numbers`). Once the run's schema is
+known, a value is converted to the schema's type if that keeps the number:
 
     from                      into
     integers, booleans        any type that holds each value exactly (1 into float32, 0/1 into bool)
@@ -26,7 +26,7 @@ samples is known, a value is converted to its type where it stays the same numbe
     other floats              floats that hold each value exactly
     floats                    integers: never, whatever their values
 
-A value that does not fit is refused by the name of the field, the value and its index.
+The refusal of a value names the field, the value and its index.
 """
 
 import math
@@ -52,7 +52,7 @@ from rollout_dispatcher.values import (
 ArrayLike = Any
 Array = NDArray[Any]
 
-#: Arrays of these types travel as they are.
+#: Arrays of these types are sent unchanged.
 _AS_IS = {dtype.newbyteorder("<"): item for item, dtype in NUMPY_DTYPES.items()}
 _NAMES = tuple(map(str, DType))
 _NUMBERS = frozenset(_NAMES) - {DType.STR}
@@ -79,7 +79,7 @@ def to_array(name: str, value: ArrayLike) -> tuple[Array, DType]:
 def to_typed(name: str, value: ArrayLike, dtype: DType, set_by: str) -> Array:
     """The field as a C-contiguous little-endian array of this type.
 
-    set_by: in words, the origin of the type. Raises SampleRefused for values that it cannot hold.
+    set_by: origin of the type, in words. Raises SampleRefused for values that it cannot hold.
     """
     array, found = _found(name, value)
     if found is dtype:
@@ -94,7 +94,7 @@ def to_typed(name: str, value: ArrayLike, dtype: DType, set_by: str) -> Array:
 
 
 def _found(name: str, value: ArrayLike) -> tuple[Array, DType]:
-    """The same, of the type that it has: Python's floats are float64, its integers int64."""
+    """The array in its own type: Python's floats are float64, its integers int64."""
     if type(value) is np.ndarray and value.flags.c_contiguous:
         known = _AS_IS.get(value.dtype)
         if known is not None:
@@ -113,7 +113,7 @@ def _found(name: str, value: ArrayLike) -> tuple[Array, DType]:
         raise SampleRefused(
             "bad-dtype", f"{name} is {array.dtype.name}; accepted are {', '.join(_NAMES)}"
         )
-    # order="C", not ascontiguousarray: that one makes a dimension out of none.
+    # Not ascontiguousarray, which adds a dimension to a scalar.
     array = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
     return array, DType(array.dtype.name)
 
@@ -145,9 +145,9 @@ def _torch_dtype(name: str, dtype: object) -> DType:
 
 
 def cast(name: str, array: Array, dtype: DType, why: str, *, rounds: bool) -> Array:
-    """An array of one type on the wire as one of another; raises SampleRefused with `why`.
+    """Convert an array between types on the wire; raises SampleRefused with `why`.
 
-    rounds: whether floats may be rounded to others.
+    rounds: whether floats may be rounded.
     """
     wanted = NUMPY_DTYPES[dtype]
     if array.size and array.dtype.kind == "f" and wanted.kind in "iu":
@@ -165,23 +165,23 @@ def _misfit(name: str, array: Array, at: Place, why: str) -> SampleRefused:
     return SampleRefused("bad-dtype", text)
 
 
-#: Of a bfloat16, as it travels in an int16; NaN and the infinities have all of it.
+#: Exponent bits of a bfloat16 held as int16; all are set in NaN and the infinities.
 _EXPONENT = np.int16(0x7F80)
-#: Numbers of which one thread makes the dot product.
+#: Numbers up to which BLAS computes a dot product in one thread.
 DOT_MOST = 8192
-#: How the shape of a ragged field begins.
+#: First dimension in the shape of a ragged field.
 ANY = (-1,)
 
 
 class Named(NamedTuple):
-    """The fields that are not per-token by their name."""
+    """Names of the fields that are not per-token."""
 
     per_sample: frozenset[str]
     ragged: frozenset[str]
 
     @classmethod
     def of(cls, per_sample: Collection[str], ragged: Collection[str]) -> Self:
-        """Raises ConfigError for a field that is named as both, or cannot be either."""
+        """Raises ConfigError for a field that is named as both, or may be neither."""
         found = cls(frozenset(per_sample), frozenset(ragged))
         if both := sorted(found.per_sample & found.ragged):
             raise ConfigError(f"{both[0]} is named in per_sample and in ragged; it can be one")
@@ -190,16 +190,16 @@ class Named(NamedTuple):
         return found
 
     def also(self, schema: Schema) -> "Named":
-        """These, and the fields of the run's schema that are not per-token."""
+        """These and the schema's fields that are not per-token."""
         ragged = {item.name for item in schema.fields if item.ragged}
         others = {item.name for item in schema.fields if not item.per_token}
         return Named(self.per_sample | others, self.ragged | ragged)
 
 
 class Trait(NamedTuple):
-    """A field's value is compared with this.
+    """Type and shape to compare a field's value with.
 
-    numpy_dtype: None where numpy has no such type. shape: of a token's value, or a sample's; of a
+    numpy_dtype: None if numpy has no such type. shape: of a token's value, or a sample's; for a
     ragged field (-1, ...), which is no array's shape.
     """
 
@@ -211,11 +211,11 @@ class Trait(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The schema of checked fields, in a form that recognises others like them fast.
+    """The schema of checked fields, in a form that recognises samples like them fast.
 
-    ids, mask: which of the traits are `input_ids` and `loss_mask`, None without a mask. ragged:
-    which are ragged. floats: which have one float a token or a sample. set_by: in words,
-    the origin of the run's schema; None if the layout is only that of samples before.
+    ids, mask: index of `input_ids` and `loss_mask` in `traits`, None without a mask. ragged:
+    indices of ragged fields. floats: of fields with one float per token or sample. set_by: origin
+    of the run's schema, in words; None if the layout comes from earlier samples.
     """
 
     schema: Schema
@@ -227,9 +227,9 @@ class Layout(NamedTuple):
     set_by: str | None = None
 
     def arrays(self, fields: Mapping[str, ArrayLike]) -> list[Array] | None:
-        """The arrays of these fields, in span order; None if they are not laid out like this.
+        """The arrays of these fields in span order; None if their layout differs.
 
-        Raises SampleRefused for a value that is no array of numbers, or does not fit the run's.
+        Raises SampleRefused for a value that is no array of numbers, or does not fit the schema.
         """
         arrays: list[Array] = []
         if len(fields) != len(self.traits):
@@ -263,15 +263,15 @@ class Layout(NamedTuple):
         return tuple([len(arrays[at]) for at in self.ragged])
 
     def check_ids(self, ids: Array) -> None:
-        """Raise SampleRefused for a negative token id, which no embedding has."""
+        """Raise SampleRefused for a negative token id."""
         if ids.dtype.kind == "i" and ids.item(ids.argmin()) < 0:  # half the time of min()
             at = int(np.argmax(ids < 0))
             raise SampleRefused("bad-field", negative_id(f"input_ids[{at}]", int(ids[at])))
 
     def check_finite(self, arrays: list[Array]) -> None:
-        """Raise SampleRefused for a NaN or an infinity in a field of one number a token or sample.
+        """Raise SampleRefused for NaN or infinity in a field of one number per token or sample.
 
-        The caller ignores numpy's overflows (`np.errstate`), once for all samples of a push.
+        The caller silences numpy's overflows (`np.errstate`), once for all samples of a push.
         """
         for at in self.floats:
             array = arrays[at]
@@ -286,10 +286,10 @@ class Layout(NamedTuple):
             )
 
     def loss_tokens(self, arrays: list[Array], tokens: int) -> tuple[int, int]:
-        """How many tokens the loss counts, and how many that the mask marks are left out, 0 or 1.
+        """Number of tokens that the loss counts, and of marked ones that it leaves out (0 or 1).
 
         The first token is never a target, as nothing in the sample predicts it. Raises
-        SampleRefused for a mask of other values than zeros and ones.
+        SampleRefused for a mask with other values than zeros and ones.
         """
         if self.mask is None:
             return tokens - 1, 0
@@ -303,10 +303,10 @@ class Layout(NamedTuple):
 
 
 def _is_finite(array: Array) -> bool:
-    """Whether all of a field's numbers are, [tokens] or one.
+    """Whether all numbers of a field, [tokens] or one, are finite.
 
-    Their dot product with themselves is finite only then, and takes a quarter of the time of a look
-    at each; it may overflow. Of more numbers BLAS would have threads of its own.
+    A finite dot product with itself proves it, in a quarter of the time of `isfinite`; the product
+    may overflow. For more than `DOT_MOST` numbers BLAS would start threads.
     """
     if array.dtype.char in "fd" and array.size <= DOT_MOST and math.isfinite(array.dot(array)):
         return True
@@ -314,7 +314,7 @@ def _is_finite(array: Array) -> bool:
 
 
 def _finite(array: Array) -> NDArray[np.bool_]:
-    """Of each number whether it is finite."""
+    """Whether each number is finite."""
     if array.dtype.kind == "f":
         return np.asarray(np.isfinite(array))
     return np.asarray((array & _EXPONENT) != _EXPONENT)
@@ -330,9 +330,9 @@ def lay_out(
 ) -> tuple[Layout, list[Array]]:
     """The layout of these fields, and their arrays in span order.
 
-    known: that of the run's samples, as far as they have fields of the same names.
+    known: the run's layout, for fields of the same names.
 
-    Raises SampleRefused that names the field and what is wrong with it.
+    Raises SampleRefused, which names the field and its fault.
     """
     if "input_ids" not in fields:
         raise SampleRefused("no-input-ids", "the sample has no field input_ids")
@@ -355,7 +355,7 @@ def lay_out(
 
 
 def _field(name: str, array: Array, dtype: DType, tokens: int, named: Named) -> Field:
-    """The field that this array is in a sample of so many tokens; raises SampleRefused."""
+    """The field of an array in a sample of `tokens` tokens; raises SampleRefused."""
     if name in named.ragged or dtype is DType.STR:
         if not array.ndim:
             raise SampleRefused("bad-field", f"{name} is ragged, and one number has no rows")
@@ -377,7 +377,7 @@ def _layout(fields: tuple[Field, ...]) -> Layout:
         if name in METADATA:
             raise SampleRefused(
                 "bad-field",
-                f"{name} is no field of a sample but told beside them: push(..., {name}=) or "
+                f"{name} is no field of a sample but an argument: push(..., {name}=) or "
                 f"RolloutSample(..., {name}=)",
             )
         if len(shape) > 8 or 0 in shape:
@@ -402,9 +402,9 @@ def _trait(item: Field) -> Trait:
 
 
 def _rows_of(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """The rows of a ragged field, whose trait has this shape; None if they do not fit.
+    """The rows of a ragged field whose trait has this shape; None if they do not fit.
 
-    An empty list is no rows, whatever their shape.
+    An empty list means no rows of any shape.
     """
     if shape[:1] != ANY:
         return None

@@ -1,15 +1,13 @@
 """`AsyncRolloutProducer` and `RolloutProducer`: push finished rollouts, from asyncio or threads.
 
-Each call waits for the dispatcher's answer, so what a producer holds is bounded by the calls that
-run at the same time.
+Each call waits for the dispatcher's answer, so the concurrent calls bound what a producer holds.
 
-Every call is defined once, and each class makes a method of its kind of it. The event loop of
-`RolloutProducer` runs in one private thread;
-any number of threads may push. A finalizer says goodbye, at exit or when the producer is garbage,
-whichever is first.
+`_Producer` defines every call once; each class wraps it as a method that blocks or is awaited. The
+event loop of `RolloutProducer` runs in one private thread; any number of threads may push. A
+finalizer says goodbye at exit or when the producer is collected, whichever is first.
 """
 
-# ruff: noqa: SLF001  a class makes its methods of its base's
+# ruff: noqa: SLF001  both classes wrap private methods of their base
 
 import asyncio
 import weakref
@@ -60,12 +58,12 @@ from rollout_workers.producer.pushes import GENERATED
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")
-#: What waits for the dispatcher's answer, in the event loop of the connection.
+#: Waits for the dispatcher's answer, in the event loop of the connection.
 _Call = Coroutine[Any, Any, _T]
 
 
 class _Producer:
-    """What both have: each call checks and encodes at once, and returns what waits for the answer.
+    """Base of both: each call checks and encodes at once, and returns a coroutine for the answer.
 
     So a blocking call encodes in its caller's thread.
     """
@@ -99,32 +97,32 @@ class _Producer:
         self._begin()
 
     def _begin(self) -> None:
-        """Called when it is made."""
+        """Called at the end of the constructor."""
 
     def __reduce__(self) -> NoReturn:
         forbid_pickle("producer")
 
     @property
     def run_id(self) -> str:
-        """Of the run that takes this producer's samples; another one after a change of runs."""
+        """Id of the run that takes this producer's samples; it changes when the run does."""
         return self._client.core.run_id
 
     def feedback(self) -> Feedback:
-        """What the dispatcher has said last of the trainer: how far this producer is ahead of it.
+        """The trainer's progress as last reported: how far this producer is ahead of it.
 
-        It comes with the answers to pushes and, when something changes, by itself.
+        The dispatcher sends it with the answers to pushes and when it changes.
         """
         return self._client.core.flow.feedback()
 
     def dropped(self) -> list[DroppedSample]:
-        """Samples of this producer that were accepted and will not be trained on, each told once.
+        """Accepted samples of this producer that will not be trained on, each returned once.
 
-        Best effort: what is dropped while this producer is not connected is counted by the
-        dispatcher alone, and of more than 16,384 that nobody asks for the newest are kept.
+        Best effort: drops while this producer is not connected appear in the dispatcher's metrics
+        alone, and only the newest 16,384 are kept between two calls.
         """
         return self._client.core.flow.take_dropped()
 
-    # -- made into methods below, without the underscore
+    # -- calls, which the classes below wrap without the underscore
 
     def _push(
         self,
@@ -140,21 +138,20 @@ class _Producer:
         """Push one sample; returns when the dispatcher holds it.
 
         fields: `input_ids` [tokens] and other tensors, arrays, lists or texts; see `RolloutSample`.
-            Leave them unchanged until this returns or raises: large ones are sent from where they
-            are.
-        timeout: seconds to wait, for a cap of the buffer for instance; above 0, or None for as
-            long as it takes.
+            Leave them unchanged until this returns or raises: large ones are sent without a copy.
+        timeout: seconds to wait, for a cap of the buffer for instance; above 0, or None for no
+            limit.
 
-        Returns `DUPLICATE` or `CONFLICT` where a sample of this `sample_id` was accepted before,
-        from whichever producer, with the same content or with other: it is not trained on.
+        Returns `DUPLICATE` or `CONFLICT` if a sample of this `sample_id` was accepted before, from
+        any producer, with the same or with other content: this one is not trained on.
 
-        Raises SampleRefused when it is not acceptable; RunFinished when nothing more is trained on:
+        Raises SampleRefused for an unacceptable sample; RunFinished when nothing more is trained on:
         the trainer has finished the run or has left for good, the stream has ended (StreamEnded) or
         the dispatcher stops (ShuttingDown; these two are SampleRefused, too); after `timeout`
-        BufferFull, which names the cap, or PushTimeout, a TimeoutError, if no cap was named. A
-        sample that was already on its way then may still be accepted (the error or a note on it
-        says so); push it again with the `sample_id` that it had, which is in `error.sample_ids`:
-        without one of yours it was given one, as `timeout` is set.
+        BufferFull, which names the cap, or PushTimeout, a TimeoutError, if the dispatcher named
+        none. A sample that was already sent then may still be accepted (the error or a note on it
+        says so); push it again with its `sample_id` from `error.sample_ids`: with a `timeout` a
+        sample without an id of yours is given one.
         """
         sample = RolloutSample(
             fields, sample_id, group_id, group_size, policy_version, staleness_exempt
@@ -164,11 +161,11 @@ class _Producer:
     def _push_many(
         self, samples: Iterable[Pushable], *, timeout: float | None = None
     ) -> _Call[list[Outcome]]:
-        """Push samples in as few frames as they fit in; one outcome each, in order.
+        """Push samples in as few frames as possible; one outcome each, in order.
 
         samples: mappings of fields, as for `push`, or `RolloutSample` where there is metadata.
 
-        Raises as `push` does; when some are refused the others are accepted nevertheless.
+        Raises as `push` does; if some are refused, the others are accepted nevertheless.
         """
         return self._push_encoded(self._encode(samples, timeout), timeout)
 
@@ -189,13 +186,13 @@ class _Producer:
     def _push_references(
         self, samples: Iterable[ReferencedSample], *, timeout: float | None = None
     ) -> _Call[list[Outcome]]:
-        """Push samples that lie in a payload store already; one outcome each, in order.
+        """Push samples that are in a payload store already; one outcome each, in order.
 
-        For those who have put them there themselves, or keep them in an engine that is one of the
-        dispatcher's `--payload-stores`. From then on their objects are the dispatcher's, which has
-        them released; also of samples that are refused or there twice.
+        The store is one of the dispatcher's `--payload-stores`, and the caller has put the objects
+        there. The dispatcher owns them from then on and has them released, those of refused and
+        duplicate samples too.
 
-        Raises as `push` does, and for samples that cannot be as they are said before anything is
+        Raises as `push` does, and SampleRefused for an inconsistent reference before anything is
         pushed.
         """
         return self._push_encoded(self._encode_references(samples, timeout), timeout)
@@ -203,42 +200,42 @@ class _Producer:
     def _close_group(
         self, group_id: str, *, size: int | None = None, keep: bool | None = None
     ) -> _Call[None]:
-        """Say that no further member of this group will come, or none beyond `size` in all.
+        """Announce that this group gets no further member, or none beyond `size` in all.
 
         A group that lacks members is then dropped whole, or with `keep` trained on as it is
-        (default: the dispatcher's incomplete-groups). One whose size was to be told `at-close`
-        has the members that came, or `size`. Goes out when its pushes begun before are answered.
-        Where no member has come and no `size` is told, nothing is closed, and a warning says so.
+        (default: the dispatcher's incomplete-groups). A group of size `at-close` is complete with
+        its accepted members, or at `size`. Sent once earlier pushes of the group are answered. If
+        no member was accepted and no `size` is given, nothing is closed, and a warning is logged.
         """
         return self._client.control(
             validated(lambda: m.CloseGroup(group_id=group_id, size=size, keep=keep))
         )
 
     def _end_phase(self, policy_version: int, *, force: bool = False) -> _Call[None]:
-        """Say that this producer will push nothing older than `policy_version` any more.
+        """Announce that this producer will push nothing older than `policy_version` any more.
 
-        When every producer that has contributed to the run has said so, or has ended its stream, or
-        has left, all samples older than `policy_version` are dispatched before anything newer. With
-        `force` at once: a controller speaks for all of them. Goes out when every push begun before
-        it is answered.
+        Once every producer that has contributed to the run has announced it, has ended its stream
+        or has left, all samples older than `policy_version` are dispatched before newer ones. With
+        `force` at once: a controller decides for all of them. Sent once all earlier pushes are
+        answered.
         """
         message = validated(lambda: m.EndPhase(policy_version=policy_version, force=force))
         return self._client.control(message)
 
     def _end_stream(self, *, force: bool = False) -> _Call[None]:
-        """Say that this producer will push nothing any more.
+        """Announce that this producer will push nothing any more.
 
-        When every producer that has contributed has said so, or has left, the rest is flushed and
-        the ranks' streams end. With `force` at once: a controller speaks for all of them. Goes out
-        when every push begun before it is answered, however long that takes: also one that has
-        raised BufferFull or TimeoutError and may still be accepted.
+        Once every producer that has contributed has announced it or has left, the dispatcher
+        flushes its buffer and ends the ranks' streams. With `force` at once: a controller decides
+        for all of them. Sent once all earlier pushes are answered, without a time limit; those that
+        raised BufferFull or TimeoutError and may still be accepted count too.
         """
         return self._client.control(m.EndStream(force=force))
 
     def _next_feedback(self, after: Feedback, *, timeout: float | None = None) -> _Call[Feedback]:
-        """Wait until the feedback is another than `after`, or for `timeout` seconds; return it.
+        """Wait until the feedback differs from `after`, or for `timeout` seconds; return it.
 
-        To keep pace with the trainer, before a rollout is begun:
+        To keep pace with the trainer, before a rollout begins:
 
             feedback = producer.feedback()
             while feedback.would_expire(policy_version):
@@ -258,7 +255,7 @@ class _Producer:
     def _encode_references(
         self, samples: Iterable[ReferencedSample], timeout: float | None
     ) -> list[EncodedSample]:
-        """Check samples that lie in a payload store; raises SampleRefused. Any thread may."""
+        """Check samples that are in a payload store; raises SampleRefused. Any thread may."""
         if self._loss_mask_shifted:
             raise SampleRefused(
                 "bad-sample",
@@ -322,9 +319,9 @@ def _named(samples: Iterable[_Sample], timeout: float | None) -> list[_Sample]:
 def members(
     samples: Iterable[Pushable], group_id: str, group_size: GroupSize | None
 ) -> list[RolloutSample]:
-    """The samples as members of one group, of their own number unless `group_size` is given.
+    """The samples as members of one group, whose size is their number unless given.
 
-    Raises SampleRefused for what is no sample, or a member of another group.
+    Raises SampleRefused for anything but a sample, or for a member of another group.
     """
     found = rollout_samples(samples)
     other = next((item.group_id for item in found if item.group_id not in (None, group_id)), None)
@@ -340,7 +337,7 @@ T = TypeVar("T")
 def _awaited(
     method: Callable[Concatenate[_Producer, _P], _Call[_T]],
 ) -> Callable[Concatenate["AsyncRolloutProducer", _P], _Call[_T]]:
-    """A method to be awaited, which raises when it is."""
+    """A method to be awaited, which raises only then."""
 
     async def call(self: "AsyncRolloutProducer", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await method(self, *args, **kwargs)
@@ -360,7 +357,7 @@ def _blocking(
 
 
 def _named_after(method: Callable[..., Any], call: _F) -> _F:
-    """With its docstring and signature, under its public name."""
+    """Give `call` the method's docstring and signature, and its public name."""
     update_wrapper(call, method)
     call.__name__ = method.__name__.removeprefix("_")
     shown = signature(method)
@@ -373,25 +370,25 @@ class AsyncRolloutProducer(_Producer):
     """Pushes finished rollouts to the dispatcher; an async context manager.
 
     endpoint: `host:port`, `tls://host:port` or `unix:/path`.
-    per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
-        without dimensions are per-sample anyway, every other field is per-token.
-    ragged: names of fields whose first dimension is a number of rows of each sample's own, 0 or
-        more (`pixel_values` [patches, 1176], `image_grid_thw` [images, 3]); a str is text anyway.
-    loss_mask_shifted: whether `loss_mask[i]` says of token i + 1 that it is a target, as where the
-        mask was made for logits; by default it says so of token i. `push_references` is refused
-        then: such a mask cannot be moved where it lies.
-    allow_non_finite: whether fields of one number a token or a sample may be NaN or infinite; by
-        default such a sample is refused. Wider and ragged fields are not looked at.
-    group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
-        nobody knows before `close_group`.
-    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
-        call raises DispatcherUnreachable.
-    on_run_change: where the dispatcher comes back with another run than before, as one that is
-        restarted without a journal does: accepted samples that it had not trained are gone. `warn`
-        logs that and goes on; `raise` ends the producer, and every call raises RunChanged.
-    credentials: what to show and trust; default: what the environment says.
+    per_sample: names of fields with one value per sample (`image_grid` [3], say); a field without
+        dimensions is per-sample anyway, every other field is per-token.
+    ragged: names of fields whose first dimension is a number of rows that differs by sample, 0 or
+        more (`pixel_values` [patches, 1176], `image_grid_thw` [images, 3]); a str is ragged anyway.
+    loss_mask_shifted: whether `loss_mask[i]` marks token i + 1 as a target, as in a mask made for
+        logits; by default it marks token i. `push_references` is refused then: a mask inside a
+        store cannot be shifted.
+    allow_non_finite: whether fields of one number per token or sample may be NaN or infinite; by
+        default such a sample is refused. Wider and ragged fields are not checked.
+    group_size: members of every group, for pushes with a `group_id` but no size; `at-close` if
+        `close_group` gives the size.
+    reconnect_timeout: seconds to retry while the dispatcher cannot be reached; then every call
+        raises DispatcherUnreachable.
+    on_run_change: the reaction to a dispatcher that returns with another run, as after a restart
+        without a journal: its accepted, untrained samples are lost. `warn` logs that and goes on;
+        `raise` ends the producer, and every call raises RunChanged.
+    credentials: secrets and certificates; default: from the environment.
 
-    It belongs to the process that makes it: in a forked child every call raises ConfigError.
+    It belongs to the process that made it: in a forked child every call raises ConfigError.
     """
 
     push = _awaited(_Producer._push)
@@ -418,15 +415,14 @@ class AsyncRolloutProducer(_Producer):
         await self._client.start()
 
     async def close(self) -> None:
-        """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
+        """Say goodbye and disconnect; pending calls raise ClientClosed. Idempotent."""
         await self._client.close()
 
 
 class RolloutProducer(_Producer, Closing):
-    """Pushes finished rollouts to the dispatcher; a context manager, safe to share by threads.
+    """Pushes finished rollouts to the dispatcher; a context manager that threads may share.
 
-    Connects when made. Takes the arguments of `AsyncRolloutProducer`, and its methods mean and
-    raise the same.
+    Connects when made. Its arguments and methods are those of `AsyncRolloutProducer`.
     """
 
     push = _blocking(_Producer._push)
@@ -449,11 +445,11 @@ class RolloutProducer(_Producer, Closing):
             raise
 
     def close(self) -> None:
-        """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
+        """Say goodbye and disconnect; pending calls raise ClientClosed. Idempotent."""
         self._stop()
 
     def _call(self, work: _Call[_T]) -> _T:
-        """Run a coroutine in the private thread; an interrupted wait cancels it."""
+        """Run a coroutine in the private thread; interrupting the wait cancels it."""
         try:
             self._process.check()
             if not self._stop.alive:
@@ -473,8 +469,8 @@ class RolloutProducer(_Producer, Closing):
             raise
 
     def _cancel(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Cancel a coroutine, and wait until it has let go of the caller's arrays; bounded."""
-        with suppress(Exception):  # the loop has ended, and sends nothing any more, or is stuck
+        """Cancel a coroutine, and wait until it has released the caller's arrays; bounded."""
+        with suppress(Exception):  # the loop has ended or is stuck
             self._thread.submit(_end(work)).result(CLOSE_TIMEOUT_S)
 
 
@@ -487,7 +483,7 @@ async def _end(work: Coroutine[Any, Any, Any]) -> None:
 
 def _stop(process: OwnProcess, thread: LoopThread, client: ProducerClient) -> None:
     """Close the connection, then the loop; bounded, as it also runs when the interpreter exits."""
-    if not process.is_here:  # that of a forked child
+    if not process.is_here:  # a forked child
         return
     thread.finish(client.close())
     thread.join(2 * CLOSE_TIMEOUT_S)

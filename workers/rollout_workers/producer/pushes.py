@@ -1,16 +1,16 @@
 """A pending push: its message, its payload, and the outcomes of its samples so far.
 
-Which of its samples go into a payload store:
+Where its samples go:
 
     large ones   end to end in one object, under the key `INCARNATION/FIRST-SEQUENCE-NUMBER`
     the others   in the payload of the frame
 
-Invariant: a key is used for one push of one process, so it never stands for other bytes.
+Invariant: a key is used for one push of one process, so it never names other bytes.
 
-An object is the producer's until its push is sent; from then on the dispatcher says when it goes.
+The producer owns an object until its push is sent; from then on the dispatcher has it released.
 
-A group that lacks a withdrawn member can never complete, so the dispatcher is told, but only after
-the caller had `GRACE_S` seconds to push the member again.
+A group that lacks a withdrawn member can never complete. The producer reports it `GRACE_S` seconds
+after the withdrawal, unless the caller has pushed the member again.
 """
 
 import logging
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """An object that is to be put before its push goes out.
+    """An object to put before its push is sent.
 
-    handle: of the push. spans: what the object consists of; the caller's memory mostly. large:
-    which samples of the push are in it. sizes: bytes of those. payload: what is sent beside it.
+    handle: of the push. spans: the object's content, mostly the caller's memory. large: which
+    samples of the push are in it. sizes: their bytes. payload: of the frame, with the others.
     """
 
     handle: int
@@ -54,7 +54,7 @@ class Put:
     payload: Sequence[Buffer]
 
     def placed(self, stored: StoredObject) -> dict[str, Any]:
-        """Keys of the push, once the object is there."""
+        """Keys of the push's message that refer to the stored object."""
         lying = zip(accumulate(self.sizes, initial=0), self.sizes, strict=False)
         return places_of(
             Reference(stored, *next(lying)) if is_large else None for is_large in self.large
@@ -69,10 +69,12 @@ Answer = Outcome | SampleRefused | None
 
 @dataclass(slots=True)
 class PendingPush:
-    """A push without outcomes for all samples. payload: mostly the caller's memory. put: what of it
-    goes into a payload store before it is sent, and stored: where that is, once it is. in_doubt: it
-    was in flight when a connection ended. full_count: how often it was answered `full` although
-    credits were free. outcomes: of each sample; empty before the first answer.
+    """A push without outcomes for all samples.
+
+    payload: mostly the caller's memory. put: the object to put before it is sent. stored: its place
+    once it is put. in_doubt: whether it was in flight when a connection ended. full_count: number
+    of `full` answers although credits were free. outcomes: of each sample; empty before the first
+    answer.
     """
 
     message: m.Push
@@ -84,7 +86,7 @@ class PendingPush:
     full_count: int = 0
     blocked: m.Blocked | None = None
     outcomes: Sequence[Answer] = ()
-    #: All that its samples consist of, wherever it is sent or put.
+    #: The spans of all samples, in the frame or in the object.
     _contents: Sequence[Buffer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,17 +115,17 @@ class PendingPush:
         self._contents = ()
 
     def answered(self, answer: m.Pushed) -> Sequence[Answer]:
-        """Take an answer; returns the outcome of each sample so far."""
+        """Record an answer; returns the outcome of each sample so far."""
         self.outcomes = self._known(answer)
         self.sent = self.in_doubt = False
         return self.outcomes
 
     def identities(self) -> list[str] | list[bytes]:
-        """What identifies each sample if it is pushed again: its id, or a digest of its content."""
+        """Identity of each sample when it is pushed again: its id, or a digest of its content."""
         ids = self.message.sample_ids
         if self.message.named and not any(given.startswith(GENERATED) for given in ids):
             return ids
-        if self.put is None and self.message.places is not None:  # all of it lay in stores before
+        if self.put is None and self.message.places is not None:  # a push of references
             stored = list(map(repr, self.message.objects or ()))
             return [f"{stored[at[0]]}@{at[1]}" for at in self.message.places if at is not None]
         data, stop = b"".join(self._contents), 0
@@ -136,7 +138,7 @@ class PendingPush:
     def _known(self, answer: m.Pushed) -> Sequence[Answer]:
         words = answer.of_each(len(self.message.tokens))
         if not self.outcomes and answer.outcomes == [Outcome.ACCEPTED]:
-            return [Outcome.ACCEPTED] * len(words)  # as nearly always
+            return [Outcome.ACCEPTED] * len(words)  # the common case
         known = self.outcomes or [None] * len(words)
         return [
             self._outcome(word, str(index), answer) if before is None else before
@@ -148,7 +150,7 @@ class PendingPush:
             case Outcome.ACCEPTED:
                 return Outcome.ACCEPTED
             case Outcome.DUPLICATE | Outcome.CONFLICT:
-                # Without names it can only be our own number: it was accepted before.
+                # An unnamed sample can only repeat its own number: it was accepted before.
                 return outcome if self.message.named else Outcome.ACCEPTED
             case Outcome.REFUSED:
                 error = answer.errors.get(index, "the dispatcher refused the sample")
@@ -163,7 +165,7 @@ class PendingPush:
 
 
 class Conflicts:
-    """Counts samples that have other content than the accepted ones of their ids."""
+    """Counts samples whose id was accepted before with other content."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -177,8 +179,8 @@ class Conflicts:
                     log.warning(
                         "sample %s has other content than the accepted sample of this id, which is "
                         "kept: the new one is not trained on; give each rollout an id of its own, "
-                        "with its epoch or step in it, or no sample_id. This is said once, push() "
-                        "returns Outcome.CONFLICT for each", sample_id,
+                        "with its epoch or step in it, or no sample_id. This is logged once; "
+                        "push() returns Outcome.CONFLICT for each", sample_id,
                     )  # fmt: skip
 
     def end(self) -> None:
@@ -193,8 +195,10 @@ GRACE_S = 10.0
 
 @dataclass(slots=True)
 class _GroupShort:
-    """Withdrawn members of one group. size: of the group, None if it is told at close. members:
-    identity by sequence number. due: when the dispatcher is told.
+    """Withdrawn members of one group.
+
+    size: of the group, None if known only at close. members: identity by sequence number. due: time
+    of the report to the dispatcher.
     """
 
     size: int | None
@@ -209,11 +213,11 @@ class MissingMembers:
         self._groups: dict[str, _GroupShort] = {}
 
     def due(self) -> Iterator[float]:
-        """When the dispatcher is to be told, for each group."""
+        """Times of the reports to the dispatcher, one per group."""
         return (short.due for short in self._groups.values())
 
     def withdrawn(self, push: PendingPush, now: float) -> None:
-        """Note the grouped samples of a withdrawn push as missing, until they are pushed again."""
+        """Record the grouped samples of a withdrawn push as missing, until pushed again."""
         message = push.message
         if message.group_ids is None:
             return
@@ -226,7 +230,7 @@ class MissingMembers:
                 short.due = now + GRACE_S
 
     def pushed_again(self, push: PendingPush) -> None:
-        """Forget missing members that this push brings again."""
+        """Forget missing members that this push contains."""
         groups: Iterable[str | None] = push.message.group_ids or ()
         if self._groups.keys().isdisjoint(groups):
             return
@@ -241,7 +245,7 @@ class MissingMembers:
                 del self._groups[group_id]
 
     def pop_due(self, now: float) -> list[m.CloseGroup]:
-        """Messages for members that were not pushed again in time; sent like a control message."""
+        """Reports of members that were not pushed again in time, to send as control messages."""
         late = [(group, short) for group, short in self._groups.items() if short.due <= now]
         for group_id, _ in late:
             del self._groups[group_id]
@@ -253,15 +257,15 @@ class MissingMembers:
 
 
 def _batched(numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """In parts that fit a message each."""
+    """In parts that each fit in a message."""
     left = iter(numbers)
     return iter(lambda: tuple(islice(left, m.MAX_SAMPLES)), ())
 
 
 _T = TypeVar("_T")
 
-#: One frame's worth of samples: large enough that headers do not matter, small enough that a
-#: heartbeat behind it is not late, and that the header stays far below any limit.
+#: Samples of one frame: large enough to make headers cheap, small enough not to delay a heartbeat
+#: behind it, and to keep the header far below its limit.
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SAMPLES = 256
 
@@ -269,7 +273,7 @@ BATCH_SAMPLES = 256
 def batches(
     samples: Sequence[EncodedSample], max_payload_bytes: int
 ) -> Iterator[Sequence[EncodedSample]]:
-    """Consecutive runs of samples that one push can carry; all of them have references, or none."""
+    """Split samples into pushes; all samples of a push are references, or none is."""
     limit = min(BATCH_BYTES, max_payload_bytes)
     start, nbytes = 0, 0
     for stop, sample in enumerate(samples):
@@ -283,9 +287,9 @@ def batches(
 
 
 def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> m.Push:
-    """The message of a push; samples without an id are named by their number.
+    """The message of a push; a sample without an id gets one from its number.
 
-    Raises SampleRefused for metadata that no dispatcher takes.
+    Raises SampleRefused for metadata that no dispatcher accepts.
     """
     by = EncodedSamples.of(samples)
     group_ids = _unless_empty(by.group_ids)
@@ -316,7 +320,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
 
 
 def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:
-    """The spans of samples end to end: large arrays where they are, all else joined."""
+    """The spans of samples end to end: large arrays uncopied, small ones joined."""
     buffers: list[Buffer] = []
     small: list[Any] = []
     for sample in samples:
@@ -346,14 +350,14 @@ def _alike(one: EncodedSample, other: EncodedSample) -> bool:
 
 
 def _rows(schema: Schema, rows: Iterable[tuple[int, ...]]) -> dict[str, list[int]] | None:
-    """Of each ragged field the rows of each sample; None without any."""
+    """Rows of each sample, by ragged field; None without such fields."""
     if not schema.ragged:
         return None
     return dict(zip(schema.ragged, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _is_sized(sample: EncodedSample) -> bool:
-    """Whether the size of its group is known; a sample without a group is one of one."""
+    """Whether the size of its group is known; a sample without a group has size 1."""
     return sample.group_id is None or sample.group_size is not None
 
 
@@ -364,12 +368,12 @@ def _unless_empty(values: list[_T | None]) -> list[_T | None] | None:
 class PushedObjects:
     """Per producer instance: objects to put into payload stores, and orphaned ones to delete.
 
-    stores: addresses that are allowed. requests: the dispatcher's. puts: objects to put now.
-    orphans: objects to delete now, which only this producer knows.
+    stores: allowed addresses. requests: the dispatcher's. puts: objects to put now. orphans:
+    objects to delete now, which only this producer knows.
     """
 
     def __init__(self, client_id: str) -> None:
-        #: What its keys begin with: never the same in two processes.
+        #: Prefix of its keys, unique to this process.
         self.incarnation = f"{client_id}.{token_hex(4)}"
         self._inline_limit: int | None = None
         self.stores: tuple[str, ...] = ()

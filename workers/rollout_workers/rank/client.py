@@ -1,11 +1,11 @@
-"""A DP rank's client without torch: a thread that receives, and calls that wait for it.
+"""A DP rank's client without torch: a receiving thread, and the training loop's blocking calls.
 
-`MicroBatchStream` is built on it; by itself it serves load generators and tests, which look at
-micro-batches as numpy arrays.
+`MicroBatchStream` is built on it; load generators and tests use it directly, with micro-batches as
+numpy arrays.
 
-The training loop and the receiving thread share one `RankCore` under one condition variable: every
-change notifies, every wait is for a state, and the thread's end, for whatever reason, is such a
-change. So no call waits for an event that can no longer come.
+The training loop and the receiving thread share one `RankCore` under one condition variable. Every
+change notifies, and every wait is for a state; the end of the thread is such a change, so no call
+waits for an event that can no longer happen.
 """
 
 import atexit
@@ -43,19 +43,19 @@ from rollout_workers.rank.memory_pool import MemoryPool
 
 T = TypeVar("T")
 
-#: Sample ids are at most 128 bytes: room for a hundred thousand samples a micro-batch. A payload
-#: of 4 GiB is more than a packed micro-batch of any model holds in token tensors.
+#: Room for the ids (128 bytes at most) of a hundred thousand samples in a micro-batch, and for more
+#: token tensors than a packed micro-batch of any model has.
 LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=4 * 1024**3)
-#: Before its time is up a wait asks the dispatcher what it is for: at most so many seconds before.
+#: Seconds before its timeout at which a wait asks the dispatcher for the reason, at most.
 ASKS_BEFORE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatistics:
-    """A snapshot of what a rank's client has done; times in seconds.
+    """A snapshot of a rank's counters; times in seconds.
 
-    step_wait_s: spent in `next()`. micro_batch_wait_s: spent waiting for micro-batches of steps
-    that were released already.
+    step_wait_s: spent in `next()`. micro_batch_wait_s: spent waiting for micro-batches of released
+    steps.
     """
 
     steps_taken: int
@@ -68,7 +68,7 @@ class RankStatistics:
 
 
 class RankStep:
-    """One step as its training loop has it; iterate any number of times until `commit`."""
+    """One step of the training loop; iterate any number of times until `commit`."""
 
     def __init__(self, client: "StepClient", header: m.StepHeader) -> None:
         self._client = client
@@ -85,7 +85,7 @@ class RankStep:
         return self._client.micro_batch(self.header.step, index)
 
     def has(self, index: int) -> bool:
-        """Whether one of its micro-batches is here; raises StepContractError once committed."""
+        """Whether one of its micro-batches has arrived; raises StepContractError once committed."""
         return self._client.has(self.header.step, index)
 
     def commit(self, then: Callable[[], None] | None = None) -> None:
@@ -94,11 +94,11 @@ class RankStep:
 
 
 class StepClient(Closing):
-    """Steps and micro-batches that a thread receives, and the calls of the training loop.
+    """The calls of the training loop, on steps and micro-batches that a thread receives.
 
     A subclass starts the thread, then waits for the welcome. The core and the thread's state below
-    are touched only while `_condition` is held. _stopping: `close` was called.
-    _failure: what ended it for good, if that was no goodbye; every call raises it.
+    are used only while `_condition` is held. _stopping: `close` was called. _failure: the error
+    that ended the client, which every call raises.
     """
 
     def __init__(self, core: RankCore, condition: threading.Condition) -> None:
@@ -110,7 +110,7 @@ class StepClient(Closing):
         self._step_wait_s = self._micro_batch_wait_s = 0.0
 
     def _await_welcome(self) -> None:
-        """Raises what ended it before."""
+        """Wait for the welcome; raises the error that ended the client before."""
         try:
             self.welcome = self._wait(lambda: self._core.welcome)
         except BaseException:
@@ -126,13 +126,13 @@ class StepClient(Closing):
 
     @property
     def _changed(self) -> threading.Condition:
-        """What guards the core; in a forked child it may be held by a thread that is not there."""
+        """The core's guard. Raises ConfigError in a forked child, where it may be held for ever."""
         self._process.check()
         return self._condition
 
     @property
     def end_reason(self) -> EndReason | None:
-        """Why the stream has ended; None while it has not."""
+        """Why the stream has ended; None before."""
         return self._core.end_reason
 
     def next_step(self, timeout: float | None = None) -> RankStep | None:
@@ -178,9 +178,9 @@ class StepClient(Closing):
     def commit(self, step: int, then: Callable[[], None] | None = None) -> None:
         """Queue the commit of the oldest taken step and return.
 
-        then: called once it is queued; times that it reports leave with the commit.
+        then: called once it is queued; times that it reports are sent with the commit.
 
-        Raises StepContractError, which names the step that is due, when it is another one.
+        Raises StepContractError if another step is due, which it names.
         """
         try:
             with self._changed:
@@ -193,15 +193,15 @@ class StepClient(Closing):
             self._wake()
 
     def watch_collectives(self, count: Callable[[], int]) -> None:
-        """Heartbeats report how many collectives of all DP ranks were begun, to find hung ranks."""
+        """Have heartbeats report the number of collectives begun, to find hung ranks."""
         with self._changed:
             self._core.count_collectives = count
 
     def finish(self, *, discard: bool = False, timeout: float | None = None) -> None:
         """Finish the run, as every rank has to after the same step; returns once all have.
 
-        At once where the stream has ended anyway. Raises StepContractError where ranks differ, or
-        a step is begun and not committed; PeerLost, StepTimeout as `next_step` does.
+        Returns at once if the stream has ended. Raises StepContractError if ranks differ, or a step
+        is begun and not committed; PeerLost, StepTimeout as `next_step` does.
         """
         try:
             with self._changed:
@@ -214,13 +214,13 @@ class StepClient(Closing):
 
     @property
     def reports_times(self) -> bool:
-        """Whether this process reports its times: of a model replica the leader does."""
+        """Whether this process reports its times: in a model replica only the leader does."""
         return True
 
     def report_times(self, times: m.StepTimes) -> None:
         """Report the times of a pass over a committed step; dropped without a connection.
 
-        They leave with the next message, as no rank waits for them.
+        They are sent with the next message, as no rank waits for them.
         """
         with self._changed:
             self._core.report_times(times)
@@ -238,7 +238,7 @@ class StepClient(Closing):
 
     @property
     def reports_no_version(self) -> bool:
-        """Whether steps were committed and no policy version was reported, which is asked for."""
+        """Whether `max_staleness` needs a policy version, and steps were committed without one."""
         if self.welcome.max_staleness is None:
             return False
         with self._changed:
@@ -246,16 +246,16 @@ class StepClient(Closing):
 
     @property
     def position(self) -> int:
-        """The last step in the trainer's weights, by the commits and checkpoints so far; or -1."""
+        """The last step in the trainer's weights, from commits and checkpoints; -1 for none."""
         with self._changed:
             return self._core.position
 
     def resume(self, position: m.CheckpointPosition) -> None:
-        """The trainer has loaded a checkpoint: go on after it, as every rank has to say.
+        """The trainer has loaded a checkpoint: continue after it. Every rank has to call it.
 
-        Returns once the dispatcher has agreed; `self.position` is later than asked for if steps
+        Returns once the dispatcher has agreed; `self.position` is later than requested if steps
         cannot be delivered again. Raises StepContractError after the first `next_step`, or
-        CheckpointRefused; the client is over then.
+        CheckpointRefused, which ends the client.
         """
         with self._changed:
             self._check()
@@ -264,7 +264,7 @@ class StepClient(Closing):
         self._wait(lambda: None if self._core.resuming else True)
 
     def checkpoint_saved(self, step: int) -> None:
-        """A checkpoint taken after that step is durable; DP rank 0's word counts."""
+        """A checkpoint taken after that step is durable; only DP rank 0's report counts."""
         with self._changed:
             self._check()
             self._core.checkpoint_saved(step)
@@ -284,21 +284,21 @@ class StepClient(Closing):
                 micro_batch_wait_s=self._micro_batch_wait_s,
             )
 
-    # -- done by the thread for the calls
+    # -- hooks into the thread
 
     @abstractmethod
     def _connections(self) -> tuple[int, int]:
-        """Bytes received on all connections, and how many were established after the first."""
+        """Bytes received on all connections, and the number of reconnects."""
 
     @abstractmethod
     def _wake(self) -> None:
-        """The core may have messages to send."""
+        """Have the thread send the core's messages."""
 
     def _ask(self) -> None:
-        """Ask the dispatcher for the reason why the next step waits, if it is connected."""
+        """Ask the dispatcher what the next step waits for, if connected."""
 
     def _fail(self, error: DispatcherError) -> None:
-        """The client cannot go on; hold the condition."""
+        """End the client with an error; hold the condition."""
         self._failure = self._failure or error
 
     # -- waiting
@@ -340,7 +340,7 @@ class StepClient(Closing):
         return held
 
     def _await(self, step: int, index: int) -> Received:
-        """A micro-batch that is not here yet."""
+        """Wait for a micro-batch that has not arrived."""
         began = monotonic()
         try:
             return self._wait(lambda: self._received(step, index))
@@ -352,36 +352,36 @@ class StepClient(Closing):
         return held.micro_batches[index] if index < self._here(held) else None
 
     def _here(self, held: HeldStep) -> int:
-        """How many micro-batches of a step may be handed out."""
+        """Number of micro-batches of a step that may be handed out."""
         return held.num_complete
 
     def _check(self) -> None:
-        """Raise the error that ended this client, in every call."""
+        """Raise the error that ended this client."""
         if self._failure is not None:
             raise self._failure
         if self._stopping:
             raise ClientClosed("the stream is closed")
 
     def _check_more_comes(self, step: int | None = None) -> None:
-        """Raise the reason why nothing more comes, or why this step may not begin."""
+        """Raise the error for which no step follows, or this step may not begin."""
 
 
 class RankClient(StepClient):
-    """Connects when made, and keeps at it until closed; a context manager.
+    """Connects when made, and reconnects until closed; a context manager.
 
-    Pings go out from its thread, so a training loop that computes or pauses for minutes is alive.
-    One that nobody closed is closed politely by an exit hook.
+    Its thread sends pings, so a training loop may compute or pause for minutes. An exit hook closes
+    it with a goodbye if nothing else does.
 
     generation: None asks for a new generation, which only DP rank 0 may do.
     prefetch_steps: steps to receive ahead of the training loop.
-    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then, as for
-        every other failure, each call raises the error.
-    credentials: what to show and trust; default: what the environment says.
+    reconnect_timeout: seconds to retry while the dispatcher cannot be reached; then, as for every
+        other failure, each call raises the error.
+    credentials: secrets and certificates; default: from the environment.
     packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
-    max_split: DP ranks that it can train a micro-batch with together, itself counted.
-    slicing: what it is sent of their samples then; None: the whole of them.
+    max_split: DP ranks that it can share a micro-batch with, itself included.
+    slicing: the part of shared samples that it receives; None: whole samples.
     training: what shapes gradients, by name; the dispatcher refuses DP ranks that differ in it.
-    memory: gives what a micro-batch's payload is received into; default: a pool of its own.
+    memory: allocates memory for micro-batches' payloads; default: a pool of its own.
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
     GenerationFenced.
@@ -425,7 +425,7 @@ class RankClient(StepClient):
         self._await_welcome()
 
     def close(self) -> None:
-        """Deliver what was committed, say goodbye, end the thread. Idempotent, bounded in time."""
+        """Deliver pending commits, say goodbye, end the thread. Idempotent, bounded in time."""
         self._leave(goodbye=True)
 
     def abandon(self) -> None:
@@ -458,7 +458,7 @@ class RankClient(StepClient):
         return threading.Condition()
 
     def _ended(self, failure: DispatcherError | None) -> None:
-        """The thread ends, for good; called in it, with the condition held."""
+        """The thread ends; called in it with the condition held."""
 
     # -- mechanism
 
@@ -466,7 +466,7 @@ class RankClient(StepClient):
         super()._check()
         if self._over and not self._core.finished:
             raise ClientClosed(
-                "the stream had ended and its dispatcher was gone before it heard of the "
+                "the stream had ended and its dispatcher was gone before it received the "
                 "checkpoint; make a new stream"
             )
 
@@ -474,7 +474,7 @@ class RankClient(StepClient):
         return self._connector.bytes_received, max(self._connector.welcomes - 1, 0)
 
     def _wake(self) -> None:
-        """Have the thread send the core's messages; until it does one wake suffices."""
+        """Have the thread send the core's messages; one wake suffices until it does."""
         if not self._woken:
             self._woken = True
             self._thread.call(self._pump)
@@ -489,7 +489,7 @@ class RankClient(StepClient):
     # -- in the thread
 
     def _on_received(self) -> None:
-        """Wake the training loop if it may go on: a vain wake costs both threads much."""
+        """Wake the training loop only if it may continue: waking a thread is expensive."""
         if self._core.take_news():
             self._condition.notify_all()
         self._fetcher.start_due()

@@ -1,9 +1,9 @@
 """A DP rank's messages and its state; no socket, clock, thread or torch.
 
 Messages of a rank report its state (taken, committed, hungry, policy version, loaded checkpoint),
-so a HELLO repeats those that a lost connection dropped. Messages after a HELLO wait for its
-welcome; a checkpoint that is loaded then takes another HELLO. A message out of turn raises
-ProtocolError and changes nothing.
+so a HELLO replaces those that a lost connection dropped. Messages after a HELLO wait for its
+welcome; loading a checkpoint then takes another HELLO. A message out of turn raises ProtocolError
+and changes nothing.
 
 The dispatcher bounds the steps here: at most `max_open_steps` taken ones, and `prefetch_steps`
 ahead of them.
@@ -27,7 +27,7 @@ from rollout_workers.stores.requests import StoreRequests
 log = logging.getLogger(__name__)
 
 
-#: Each message of these types is sent; of other types the newest alone.
+#: Every message of these types is sent; of other types only the newest.
 QUEUED_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
 
 
@@ -57,7 +57,7 @@ class RankCore:
         training: Mapping[str, str] | None = None,
     ) -> None:
         self._client_id = client_id
-        self.token: str | None = None  # that HELLO shows
+        self.token: str | None = None  # sent in HELLO
         #: Collectives that this process has begun so far in process groups of all DP ranks.
         self.count_collectives: Callable[[], int] = lambda: 0
         self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
@@ -68,37 +68,37 @@ class RankCore:
         self.welcome: m.WelcomeRank | None = None
         self.taken = -1
         self.hungry = self._begun = False
-        #: Whether the training loop has asked for the next step, though it may wait no more.
+        #: Whether the training loop has asked for the next step, even if it no longer waits.
         self._asked = False
         self.end_reason: EndReason | None = None
         self._finish: m.Finish | None = None
-        #: The last step that may begin, None for any; and the dispatcher's last word on why the
-        #: next one waits.
+        #: The last step that may begin, None for any; and what the next one waits for, in words, as
+        #: the dispatcher reported last.
         self._last_step: int | None = None
         self._waits_for = ""
-        #: Whether a message came that a training loop may wait for, and it was not notified.
+        #: Whether a message has arrived for which a training loop may wait, since `take_news`.
         self._has_news = False
         self._version: m.PolicyVersion | None = None
         self._resume: m.CheckpointPosition | None = None
         self._saved = -1
         self._begun_after = -1
         self._steps = HeldSteps()
-        #: Bytes to fetch ahead of payload stores, None: any.
+        #: Bytes to fetch ahead from payload stores, None for no limit.
         self._prefetch_bytes: int | None = None
-        #: What the dispatcher asks of this process's payload stores.
+        #: The dispatcher's requests to this process's payload stores.
         self.store_requests = StoreRequests()
         #: The connection's state: HELLO is sent, it is welcomed, HELLO is due again.
         self._introduced = self._connected = self._hello_due = False
         #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
         self._resuming = False
         self._sent_resume: m.CheckpointPosition | None = None
-        #: In the order in which things happened; the newest of a kind suffices.
+        #: Messages to send, in order; of most kinds only the newest.
         self._queue: list[m.Message] = []
 
     # -- the connection
 
     def hello(self) -> m.HelloRank:
-        """The first message of a connection: where this rank stands."""
+        """The first message of a connection: the state of this rank."""
         version = self._version
         hello = m.HelloRank(
             client_id=self._client_id,
@@ -137,7 +137,7 @@ class RankCore:
         self.store_requests.lost()
 
     def take_messages(self, now: float) -> Iterator[Outgoing]:  # noqa: ARG002  waits for no time
-        """What to send now; taken as sent once yielded."""
+        """Messages to send now; each counts as sent once yielded."""
         if self._hello_due:
             yield self.hello(), ()
         while self._connected and self._queue:
@@ -146,20 +146,20 @@ class RankCore:
             yield from self.take_answers()
 
     def take_answers(self) -> Iterator[Outgoing]:
-        """What the dispatcher has asked of this process's payload stores is done."""
+        """Answers to the dispatcher's requests about payload stores."""
         for answer in self.store_requests.take_answers():
             yield answer, ()
 
     def ping(self) -> m.Ping:
-        """A Ping to send at once, with how far the training loop is."""
+        """A Ping to send at once, with the training loop's progress."""
         handed_out = sum(held.handed_out for held in self._steps)
         return m.Ping(handed_out=handed_out, collectives=self.count_collectives())
 
     def wait(self, now: float) -> None:
-        """Nothing that a rank says waits for time."""
+        """A rank delays no message."""
 
     def receive(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
-        """Take a message. Raises ProtocolError, GenerationFenced or ConfigError."""
+        """Handle a message. Raises ProtocolError, GenerationFenced or ConfigError."""
         match message:
             case m.MicroBatch() if self._connected:  # first, as there are many
                 self._on_micro_batch(message, payload)
@@ -196,9 +196,9 @@ class RankCore:
                 self.end_reason = message.reason
 
     def take_news(self) -> bool:
-        """Whether a message came since the last call that a training loop may wait for.
+        """Whether a message for which a training loop may wait arrived since the last call.
 
-        Headers and micro-batches of a step before its release are none.
+        Headers and micro-batches of a step do not count before its release.
         """
         found, self._has_news = self._has_news, False
         return found
@@ -215,10 +215,9 @@ class RankCore:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the training loop has got every step there will be.
+        """Whether the training loop has taken every step of the stream.
 
-        A step that is announced before the end but not yet released still comes, unless the run is
-        finished.
+        A step that was announced before the end is still released, unless the run is finished.
         """
         if self.end_reason is None:
             return False
@@ -226,11 +225,11 @@ class RankCore:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the run is finished: what is left is void."""
+        """Whether the run is finished: remaining steps are void."""
         return self.end_reason is EndReason.FINISHED
 
     def finish(self, *, discard: bool) -> None:
-        """The training loop takes no more; sent to the dispatcher unless the stream has ended.
+        """The training loop takes no further step; reported unless the stream has ended.
 
         Raises StepContractError while a step is begun and not committed.
         """
@@ -253,13 +252,13 @@ class RankCore:
 
     @property
     def unconfirmed(self) -> str | None:
-        """The message that the dispatcher must not miss; None if there is none so far."""
+        """The commit that the dispatcher must not miss; None before the first."""
         if self.committed < 0 and self._saved < 0:
             return None
         return f"the commit of step {self.committed}"
 
     def resume(self, position: m.CheckpointPosition) -> None:
-        """The trainer has loaded a checkpoint: say hello again, and forget what was sent so far.
+        """The trainer has loaded a checkpoint: send HELLO again, and forget all steps.
 
         Raises StepContractError once the training loop has begun, or has loaded another one.
         """
@@ -285,7 +284,7 @@ class RankCore:
 
     @property
     def resuming(self) -> bool:
-        """Whether the dispatcher has not answered the loaded checkpoint yet."""
+        """Whether the answer to the loaded checkpoint is pending."""
         return self._resuming
 
     def checkpoint_saved(self, step: int) -> None:
@@ -323,10 +322,10 @@ class RankCore:
 
     @property
     def waits_for(self) -> str:
-        """In words, what the next step waits for, as far as it is known here."""
+        """What the next step waits for, in words, as far as it is known here."""
         if not self._connected:
             return "the dispatcher, to which there is no connection"
-        return self._waits_for or "the dispatcher, which has not said for what"
+        return self._waits_for or "the dispatcher, which has not reported a reason"
 
     def _check_open_steps(self) -> None:
         open_steps = self._steps.taken
@@ -340,7 +339,7 @@ class RankCore:
             )
 
     def demand(self, *, hungry: bool) -> None:
-        """The training loop begins, or ceases, to wait for a step."""
+        """The training loop begins or ceases to wait for a step."""
         self._begun |= hungry
         self._asked |= hungry
         if hungry != self.hungry:
@@ -360,15 +359,15 @@ class RankCore:
         self._say(m.Commit(step=step))
 
     def report_times(self, times: m.StepTimes) -> None:
-        """What a committed step took, in its commit if that has not left yet.
+        """Report the times of a committed step, in its commit if that is not sent yet.
 
-        They are not sent again where a connection loses them.
+        They are not sent again if a connection loses them.
         """
         if self._connected and not self._add_to_commit(times):
             self._say(times)
 
     def _add_to_commit(self, times: m.StepTimes) -> bool:
-        """Whether they leave in the step's commit, if that is last in the queue: a message less."""
+        """Whether the step's commit is last in the queue and now has these times."""
         commit = self._queue[-1] if self._queue else None
         if not isinstance(commit, m.Commit) or commit.step != times.step:
             return False
@@ -379,7 +378,7 @@ class RankCore:
         return True
 
     def set_policy_version(self, version: int) -> None:
-        """The weights' version that this rank trains from now on.
+        """Version of the weights that this rank trains from now on.
 
         Raises StepContractError for one below the last, once a step was taken.
         """
@@ -403,7 +402,7 @@ class RankCore:
 
     @property
     def _next_to_train(self) -> int:
-        """The first step of which nothing was trained yet."""
+        """The first step that has not begun to train."""
         unbegun = self._steps.unbegun()
         return max(self.taken, self.position) + 1 if unbegun is None else unbegun
 
@@ -423,7 +422,7 @@ class RankCore:
     # -- payload stores
 
     def take_fetches(self) -> list[Fetch]:
-        """What to fetch now; each is `found` or `missed` in the end, unless it is not `wanted`."""
+        """Fetches to start now; each ends as `found` or `missed`, unless no longer `wanted`."""
         return list(self._steps.to_fetch(self._prefetch_bytes, waits=self._asked))
 
     def wanted(self, fetch: Fetch) -> bool:
@@ -431,13 +430,13 @@ class RankCore:
         return self._steps.holds(fetch.held)
 
     def found(self, fetch: Fetch, payload: memoryview) -> None:
-        """All that a micro-batch lacked is fetched; payload: of all its samples."""
+        """A micro-batch's missing samples are fetched; payload: of all its samples."""
         if self.wanted(fetch):
             fetch.held.fetched(fetch.received.header.index, payload)
         self._report()
 
     def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
-        """Samples of a micro-batch, by id, are gone, and why."""
+        """Stores lack samples of a micro-batch. missing: the reasons by sample id."""
         if self.wanted(fetch):
             fetch.held.missed(fetch.received.header.index, missing)
         self._report()
@@ -453,7 +452,7 @@ class RankCore:
         if held is None:
             return
         self._has_news |= held.state is not HeldState.ANNOUNCED
-        if held.header.num_referenced:  # of other steps nothing changes
+        if held.header.num_referenced:  # other steps are prepared with their header
             self._report()
 
     def _say(self, message: m.Message) -> None:

@@ -1,8 +1,8 @@
-"""The threads of a DP rank that talk to payload stores: they fetch what its core lacks.
+"""The threads of a DP rank that fetch samples from payload stores.
 
-A store that cannot be asked is asked again for as long as the step is wanted; only what it says to
-be gone is told. What the dispatcher asks of the stores has a thread of its own, so that it waits
-for no sample, nor any sample for it.
+A fetch from an unreachable store is retried while the step is wanted; only samples that a store
+reports as missing are reported to the dispatcher. The dispatcher's requests have a thread of their
+own, so that they and the fetches never wait for each other.
 """
 
 import logging
@@ -23,18 +23,18 @@ from rollout_workers.stores.requests import DaemonExecutor, Request, perform
 
 log = logging.getLogger(__name__)
 
-#: Micro-batches that are fetched at a time: enough for a store to be busy while another one's bytes
-#: are copied. With an engine that hands out memory of its own as many are held twice meanwhile.
+#: Micro-batches fetched at a time: enough to keep a store busy while other bytes are copied. An
+#: engine that returns memory of its own holds as many a second time.
 FETCHED_AT_ONCE = 4
-#: Seconds between two tries, at most: every rank waits for the one whose store is back last.
+#: Seconds between two attempts, at most: all ranks wait for the last one.
 LONGEST_DELAY_S = 1.0
 
 
 class Fetcher:
     """Serves one core. changed: guards it, and is notified.
 
-    memory: gives what payloads are put together in. spoken: called when the core has something to
-    say. failed: called, with `changed` held, when something is wrong that does not go away.
+    memory: allocates memory for assembled payloads. spoken: called when the core has messages to
+    send. failed: called with `changed` held on a permanent error.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Fetcher:
         self._serving = DaemonExecutor(1, "dispatcher-store")
 
     def start_due(self) -> None:
-        """Begin what there is to do; hold `changed`. Cheap where there is nothing."""
+        """Begin all due work; hold `changed`. Cheap if there is none."""
         welcome = self._core.welcome
         if welcome is None or not welcome.payload_stores or self._stopped.is_set():
             return
@@ -65,7 +65,7 @@ class Fetcher:
             self._serving.submit(self._run, self._perform, request)
 
     def stop(self) -> None:
-        """End the threads, soon; nobody waits for them."""
+        """End the threads soon, without waiting for them."""
         with self._changed:
             self._stopped.set()
             self._fetching.shutdown()
@@ -104,7 +104,7 @@ class Fetcher:
     def _get(
         self, fetch: Fetch, memory: memoryview, parts: Sequence[Sequence[Part]]
     ) -> list[Missing | None]:
-        """Which samples the stores lack; nothing at all once it is not wanted any more."""
+        """Per sample None, or why it is missing; an empty list if the fetch is not wanted."""
         backoff, logged = Backoff(math.inf, longest=LONGEST_DELAY_S), -math.inf
         while not self._stopped.is_set():
             with self._changed:
@@ -114,7 +114,7 @@ class Fetcher:
                 return self._stores.get_into(fetch.references, memory, parts)
             except StoreFailed as error:
                 delay = backoff.failed(now := monotonic()) or 0.0
-                if now >= logged + LOG_INTERVAL_S:  # a store may be away for hours
+                if now >= logged + LOG_INTERVAL_S:  # a store may be unreachable for hours
                     step, logged = fetch.held.header.step, now
                     log.warning("step %d: cannot fetch samples: %s; retrying", step, error)
                 self._stopped.wait(delay)
@@ -128,7 +128,7 @@ class Fetcher:
 
 
 def _missing(fetch: Fetch, found: list[Missing | None]) -> dict[str, str]:
-    """The samples that are gone, by id, and why."""
+    """The reasons by id of the missing samples."""
     header = fetch.received.header
     placed = [
         sample_id

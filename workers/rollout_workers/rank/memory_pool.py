@@ -1,10 +1,10 @@
-"""Memory for payloads that is used again once nobody looks at it any more.
+"""Memory for payloads that is reused once no view of it is left.
 
-A megabyte that is fresh from the kernel costs 256 page faults, more than to receive it.
+A fresh megabyte from the kernel costs 256 page faults, more than receiving it.
 
-Invariant: a block has one owner at a time, an array that every view of the payload keeps alive: a
-memoryview, an array and a tensor all hold on to what they look at. So the block comes back when
-the last of them is gone, and no sooner. Of blocks that are back, at most `keep_bytes` are kept.
+Invariant: a block has one owner at a time, an array. Every view of the payload (memoryview, array,
+tensor) keeps the owner alive, so the block is returned when the last view is gone, and no sooner.
+The pool keeps at most `keep_bytes` of returned blocks.
 """
 
 import threading
@@ -16,33 +16,33 @@ from numpy.typing import NDArray
 
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 
-#: Smaller payloads come from the heap of the C library, which keeps memory of that size by itself.
+#: Smaller payloads come from the C library's heap, which reuses memory of that size itself.
 SMALLEST_BYTES = 128 * 1024
-#: About what the training loop lets go of at once, when it commits a step.
+#: About what the training loop releases at once when it commits a step.
 KEPT_BYTES = 128 * 2**20
 
 
 class _Lent(weakref.ref[NDArray[np.uint8]]):
-    """A block that somebody has; a `weakref.finalize` takes a microsecond more."""
+    """A lent block; a `weakref.finalize` takes a microsecond more."""
 
     __slots__ = ("block",)
     block: memoryview
 
 
 class MemoryPool:
-    """Gives memory, from any thread; what is in it is overwritten."""
+    """Allocates memory, from any thread; its content is undefined."""
 
     def __init__(self, memory: Memory = uninitialised, keep_bytes: int = KEPT_BYTES) -> None:
         self._memory, self._keep_bytes = memory, keep_bytes
         self._lock = threading.Lock()
-        #: Blocks by size; the size that was asked for last is at the end.
+        #: Free blocks by size, the most recently requested size last.
         self._kept: OrderedDict[int, list[memoryview]] = OrderedDict()
         self.kept_bytes = 0
-        #: What hears of the end of each owner, by its `id`.
+        #: The weak reference to each owner, by its `id`.
         self._lent: dict[int, _Lent] = {}
 
     def __call__(self, nbytes: int) -> memoryview:
-        """Memory for so many bytes, that nobody else has."""
+        """Memory of `nbytes` bytes for exclusive use."""
         if nbytes < SMALLEST_BYTES:
             return self._memory(nbytes)
         block = self._take(_rounded(nbytes))
@@ -62,10 +62,10 @@ class MemoryPool:
         return self._memory(size)
 
     def _give_back(self, lent: "_Lent") -> None:
-        """Called where the last view goes, which may be in the midst of `_take`: never waits."""
+        """Called when the last view is gone, perhaps inside `_take`: never waits."""
         block = self._lent.pop(id(lent)).block
         if not self._lock.acquire(blocking=False):
-            return  # then it is freed
+            return  # the block is freed
         try:
             self._kept.setdefault(len(block), []).append(block)
             self.kept_bytes += len(block)
@@ -75,13 +75,13 @@ class MemoryPool:
             self._lock.release()
 
     def _drop_one(self) -> None:
-        """Free a block of the size that was not asked for the longest."""
+        """Free a block of the least recently requested size."""
         size, blocks = next((size, blocks) for size, blocks in self._kept.items() if blocks)
         blocks.pop()
         self.kept_bytes -= size
 
 
 def _rounded(nbytes: int) -> int:
-    """At most an eighth more, so that a block fits other payloads of about this size."""
+    """Round up by at most an eighth, so that a block fits payloads of similar size."""
     unit = 1 << nbytes.bit_length() - 4
     return -(-nbytes // unit) * unit

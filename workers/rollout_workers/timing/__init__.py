@@ -1,1 +1,1 @@
-"""What each micro-batch took on this rank, and how much of that it was blocked in collectives."""
+"""Times of micro-batches on this rank, and their part in collectives."""

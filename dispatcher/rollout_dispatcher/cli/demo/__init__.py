@@ -1,1 +1,1 @@
-"""`dispatcher demo`: trains for real on this machine, once a strategy, and compares."""
+"""`dispatcher demo`: trains on this machine once per strategy, and compares."""

@@ -1,1 +1,1 @@
-"""Which pushed samples come in, which are blocked at a cap, and what each push is told."""
+"""Admission of pushes: checks, caps, the queue of blocked pushes, and the producers' state."""

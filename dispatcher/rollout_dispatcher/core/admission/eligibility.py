@@ -4,12 +4,12 @@ decision.
 Most pushes have only new and valid samples without a group: these take a *fast path*, checked as a
 whole by the same rules.
 
-`Capacity` knows which cap blocks a sample now, and which blocked one last. A sample is blocked only
+`Capacity` finds the cap that blocks a sample, and keeps the last one. A sample is blocked only
 
     at a hard cap       if its bytes would exceed what may be in memory, or in payload stores, or
                         the journal has no capacity for it
-    at a soft cap       if it is reached by ready samples, a step could be planned of what is
-                        ready, and the sample belongs to no open group
+    at a soft cap       if ready samples reach it, a step could be planned of them, and the sample
+                        belongs to no open group
 
 so the soft cap is lifted while no step can be planned, to avoid deadlock.
 
@@ -39,7 +39,7 @@ from rollout_dispatcher.sample import Outcome, Sample, SamplesByField, Schema
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: Caps that waiting does not lift; the memory cap can also be relieved by spilling to a journal.
+#: Caps that apply even while no step can be planned.
 JOURNAL_CAP = "journal"
 HARD_CAPS = (MEMORY_CAP, STORES_CAP, JOURNAL_CAP)
 #: Seconds for which a producer that was answered `full`, as over HTTP, counts as waiting.
@@ -47,7 +47,7 @@ ASKS_AGAIN_S = 5.0
 
 
 class Capacity:
-    """The caps on what comes in.
+    """The caps on accepted samples.
 
     units_short: units still missing for a whole step (<= 0: enough).
     """
@@ -58,20 +58,18 @@ class Capacity:
         self.journal_takes: Callable[[int, int], bool] | None = None
         #: Accepted samples that the journal does not count yet.
         self._unjournaled = Amount()
-        #: The cap that last blocked a sample; None once something has left.
+        #: The cap that last blocked a sample; None once blocked pushes are retried.
         self.blocking_cap: BufferFull | None = None
         self._refused_at = 0.0
         #: Time of the last accept, or of the last eviction.
         self.last_moved = 0.0
-        #: Since when payloads are on their way from memory to the journal; None if none is.
+        #: Time since which payloads are being written to the journal; None if none is.
         self.spilling_since: float | None = None
 
-    # -- what a cap lets in -----------------------------------------------------------------
+    # -- caps -------------------------------------------------------------------------------
 
     def admits_all(self, samples: SamplesByField, amount: Amount) -> bool:
-        """Whether all of these samples, none of which has a group, are accepted now. amount: of all
-        of them.
-        """
+        """Whether all of these ungrouped samples are accepted now. amount: of all of them."""
         if self.hard_cap(*amount.footprint, amount.samples) is not None:
             return False
         before, tokens_before = amount.samples - 1, amount.tokens - samples.tokens[-1]
@@ -86,15 +84,14 @@ class Capacity:
         return full
 
     def all_blocked_by(self, smallest: Iterable[Footprint]) -> BufferFull | None:
-        """The hard cap that blocks every sample of at least one of these footprints; None if none
-        does.
-        """
+        """The hard cap that blocks every sample of at least one of these footprints, or None."""
         found = [self.hard_cap(*footprint) for footprint in smallest]
         return found[0] if found and None not in found else None
 
     def resend_blocked_by(self, coming: int, sample: Sample) -> BufferFull | None:
-        """The cap that blocks a sample with an evicted payload. coming: samples of which a resend
-        is under way.
+        """The cap that blocks a sample with an evicted payload.
+
+        coming: number of samples that are being resent.
         """
         referenced = sample.footprint[1]
         full = self.hard_cap(sample.nbytes - referenced, referenced)
@@ -114,7 +111,7 @@ class Capacity:
                 return BufferFull(JOURNAL_CAP, held, held)
         return self._buffer.hard_cap(nbytes, referenced)
 
-    # -- what comes in ------------------------------------------------------------------------
+    # -- accepted samples ---------------------------------------------------------------------
 
     def came_in(self, entries: Sequence[Entry], now: float) -> None:
         """Count accepted samples against the journal's capacity, until it counts them itself."""
@@ -123,14 +120,14 @@ class Capacity:
             self._unjournaled += Amount.of_entries(entries)
 
     def journaled(self) -> None:
-        """Accepted samples were handed to the journal, which counts them from now on."""
+        """The journal has received the accepted samples, and counts them from now on."""
         if self._unjournaled.samples:
             self._unjournaled = Amount()
 
-    # -- what was blocked ---------------------------------------------------------------------
+    # -- blocked samples ----------------------------------------------------------------------
 
     def set_blocking_cap(self, full: BufferFull, now: float) -> None:
-        """Set the blocking cap: of several the one that is easiest to relieve."""
+        """Set the blocking cap; of several the one that is easiest to relieve stays."""
         if full.cap in HARD_CAPS:
             self._refused_at = now
         if self.blocking_cap is None or _rank(full) <= _rank(self.blocking_cap):
@@ -142,14 +139,14 @@ class Capacity:
         return self.blocking_cap is not None and self.blocking_cap.cap in HARD_CAPS
 
     def is_stuck(self, now: float, *, waits: bool) -> bool:
-        """Whether a producer waits there; over HTTP it asks again and again.
+        """Whether a producer waits at a hard cap; over HTTP it retries repeatedly.
 
-        waits: whether a push is held.
+        waits: whether a push is blocked.
         """
         return self.at_hard_cap and (waits or now - self._refused_at <= ASKS_AGAIN_S)
 
     def reached(self) -> BufferFull:
-        """The cap that a blocked producer is told of."""
+        """The cap to report to a blocked producer."""
         buffer = self._buffer
         reached = self.blocking_cap or buffer.soft_cap()
         return reached or BufferFull("samples", buffer.ready_units, buffer.limits.samples)
@@ -164,12 +161,12 @@ MANY = 256
 
 
 class Repeats:
-    """Counts for each producer since it has connected; nameless ones, as over HTTP, are one."""
+    """Counts per producer since it connected; clients over HTTP count as one."""
 
     def __init__(self) -> None:
         self._in_a_row: dict[str, int] = {}
         self._in_conflict: set[str] = set()
-        #: Effects that are not reported yet.
+        #: Unreported effects.
         self.found: list[IdsRepeated] = []
 
     def repeated(self, producer: str, sample_id: str, *, conflicts: bool) -> None:
@@ -208,7 +205,7 @@ class Eligibility:
         self.oldest_version = 0
 
     def bar(self, version: int) -> None:
-        """What is older than this comes too late."""
+        """Refuse samples older than this version from now on."""
         self.oldest_version = max(self.oldest_version, version)
 
     @property
@@ -217,12 +214,13 @@ class Eligibility:
         return self.oldest_version, self._buffer.schema_source
 
     def fast_path(self, push: Push) -> SamplesByField | None:
-        """The undecided samples of a push if they can take the fast path: ungrouped, valid, new,
-        and last in the push.
+        """The undecided samples of a push if they can take the fast path, else None.
+
+        They can if they are ungrouped, valid, new, and last in the push.
         """
         first = next(iter(push.samples), None)
         if first is None or self._buffer.is_grouped(first):
-            return None  # the usual exceptions, found before anything is computed
+            return None  # the usual exceptions, found cheaply
         decided = len(push.outcomes) - push.outcomes.count(None)
         if None in push.outcomes[:decided] or decided == len(push.outcomes):
             return None
@@ -252,7 +250,7 @@ class Eligibility:
         return self._buffer.is_grouped(sample) and sample.group_id in self._closed_groups
 
     def check(self, push: Push, sample: Sample) -> None:
-        """Raise SampleRefused if this sample may not come in, now or later."""
+        """Raise SampleRefused if this sample may never be accepted."""
         if self.closed is not None and not push.exempt_from_end:
             if self.shuts_down:
                 raise ShuttingDown(self.closed)
@@ -264,7 +262,7 @@ class Eligibility:
             raise SampleRefused(
                 "policy-version-missing",
                 f"sample {sample.sample_id} has no policy_version, and --max-staleness is set: "
-                "nobody could tell whether it is too old; push it with the version of the weights "
+                "its age is not known; push it with the version of the weights "
                 "that generated it, or, if none did (a demonstration, replay), with "
                 "staleness_exempt=True",
             )
@@ -298,8 +296,8 @@ class Eligibility:
 class Outcomes:
     """Records decisions.
 
-    unreported: accepted samples that no effect has reported yet; None if none is to. decided: the
-    run's schema, until its effect has left.
+    unreported: accepted samples that no effect has reported yet; None if none is reported. decided:
+    the run's schema, until its effect is returned.
     """
 
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
@@ -324,7 +322,7 @@ class Outcomes:
         these = slice(push.outcomes.index(None), None)
         self._fix_schema_if_unset(push, samples.schemas[0])
         entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
-        if self.unreported is not None:  # else they would be kept for ever
+        if self.unreported is not None:  # else they would never be cleared
             self._columns = None if self.unreported else samples
         self._remember(push, entries, push.numbers[these])
         push.outcomes[these] = [Outcome.ACCEPTED] * len(entries)
@@ -361,8 +359,9 @@ class Outcomes:
     def record(
         self, push: Push, index: int, outcome: Outcome, *, producer_owned: bool = False
     ) -> None:
-        """Record an outcome other than `accepted`. producer_owned: the sample may be pushed to the
-        next dispatcher.
+        """Record an outcome other than `accepted`.
+
+        producer_owned: the sample may be pushed to the next dispatcher.
         """
         push.outcomes[index] = outcome
         self._totals.received[outcome] += 1
@@ -370,8 +369,7 @@ class Outcomes:
             self._objects.not_accepted(push, index, outcome, producer_owned=producer_owned)
 
     def repeat(self, push: Push, index: int) -> None:
-        """Record a duplicate, or a conflict: a sample with an accepted number, or a given id with
-        an accepted one.
+        """Record a duplicate or a conflict: a sample whose number or given id was accepted before.
 
         A repeated number is a resend; a repeated id is counted in `Repeats`.
         """
@@ -399,7 +397,7 @@ class Outcomes:
             self._objects.accepted(push, entries, numbers)
         if self.unreported is not None:
             self.unreported += entries
-        if self._durable:  # else one for each sample is built for nobody
+        if self._durable:  # facts are built only for a journal
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None
                 self._append(Accepted(entry, push.producer, seq, given_id))

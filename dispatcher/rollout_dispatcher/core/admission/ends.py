@@ -1,19 +1,19 @@
-"""Phases and the stream end: when producers agree, and what follows then.
+"""The ends of phases and of the stream, and the effects of producers that come and go.
 
-Facts are noted when something is decided, so that a restart stands by it.
+Each decision is a fact, so it survives a restart.
 
-`Presence`: producers come and go, and leave behind pushes that wait, and beginnings of groups,
-which are given up when their time is over (`OpenGroups`). Producers close groups, and withdraw
-members of them: a group is whole sooner, or never.
+`Presence`: a lost producer leaves blocked pushes and incomplete groups; overdue groups are
+abandoned (`OpenGroups`). Producers may close groups, and withdraw members of them.
 
-`Ends`: a phase, or the stream, ends when everybody who contributed has said so, or a controller
-has.
+`Ends`: a phase or the stream ends once every producer that contributed has announced it, or a
+controller forces it.
 
-    asked for --everybody is done, or gone, or it is forced--> decided
-    decided --what waited for room before that has come in--> ended
+    asked for --all producers are done or gone, or it is forced--> decided
+    decided --pushes blocked before are decided--> ended
 
-From the decision on, what comes and belongs to it is refused; what was blocked before is let in
-first. Invariant: an end is decided once and ended once, phases in the order of their versions.
+After the decision later samples that belong before the end are refused; samples blocked before are
+still accepted. Invariant: an end is decided once and ended once, phases in the order of their
+versions.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ UNKNOWN = (
 
 
 class Presence:
-    """Who is there, and what follows when somebody is not."""
+    """Effects of producers' connections, and of their requests, on groups and blocked pushes."""
 
     def __init__(self, parts: "Parts") -> None:
         self._buffer, self._groups = parts.buffer, parts.buffer.groups
@@ -47,7 +47,7 @@ class Presence:
         self._closed_groups, self._memory = parts.closed_groups, parts.memory
 
     def disconnected(self, producer: str, now: float, *, for_good: bool) -> None:
-        """A producer's connection is lost, `for_good` if it said goodbye."""
+        """A producer's connection is lost. for_good: after a goodbye."""
         self._admission.producer_gone(producer)
         gone = self._producers.disconnected(producer, now, for_good=for_good)
         self._gone(gone, left=producer if for_good else "")
@@ -63,14 +63,14 @@ class Presence:
             self._dropping.abandon(group, why)
 
     def next_deadline(self) -> float | None:
-        """When `tick` is wanted next; None if nothing is waited for."""
+        """When `tick` is due next; None if nothing is pending."""
         overdue, expired = self._groups.next_deadline(), self._producers.next_deadline()
         if overdue is None or expired is None:
             return expired if overdue is None else overdue
         return min(overdue, expired)
 
     def connected(self, producer: str, incarnation: str) -> None:
-        """A producer is there; incarnation: tells its process from others, empty if it does not."""
+        """A producer connected. incarnation: identifies its process; empty without one."""
         if self._producers.connected(producer, incarnation):
             self._groups.producer_replaced(producer)
 
@@ -78,7 +78,7 @@ class Presence:
         for producer in producers:
             self._groups.producer_gone(producer, left=producer == left)
 
-    # -- what they say of groups -----------------------------------------------------------------
+    # -- requests about groups -------------------------------------------------------------------
 
     def close(
         self,
@@ -89,11 +89,11 @@ class Presence:
         *,
         request: tuple[str, int] | None,
     ) -> list[Effect]:
-        """No member beyond `size` will come, or none but those that are blocked.
+        """Close a group: no member beyond `size` will come, or none but those that are blocked.
 
         An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
-        size was to be told now. request: by which producer, and the number that it gave to this: it
-        is heard once. A group of which nothing is known cannot be closed, and that is told.
+        size is set at close. request: producer and number of the request; a repeated one has no
+        effect. Returns an advice if the group is unknown, as closing it changes nothing.
         """
         if request is not None and not self._memory.is_new_close(*request):
             return []
@@ -123,14 +123,14 @@ class Presence:
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
     ) -> None:
-        """A producer withdraws samples of a group, which loses each of them, once."""
+        """A producer withdraws samples of a group; each is counted as lost once."""
         for seq in numbers:
             if self._memory.refuse(producer, seq):
                 why = "a member was withdrawn by its producer"
                 self._dropping.lost_member(group_id, size, why, now)
 
 
-#: Ends that may be asked for and not have come: a trainer is a few versions behind at the most.
+#: Ends that may be pending: a trainer is a few versions behind at most.
 MAX_ENDS = 1024
 
 #: An end: the policy version of a phase, or None for the stream.
@@ -138,33 +138,33 @@ End = int | None
 
 
 class Ends:
-    """Hears that producers are done; changes the buffer only through `dropping`."""
+    """Records which producers are done; changes the buffer only through `dropping`."""
 
     def __init__(self, parts: "Parts") -> None:
         self._admission, self._departures = parts.admission, parts.rank_departures
         self._eligibility, self._producers = parts.eligibility, parts.producers
         self._dropping, self._phases = parts.dropping, parts.phases
         self._lifecycle, self._append = parts.lifecycle, parts.append_fact
-        #: Which were asked for, and whether each is decided.
+        #: Pending ends, and whether each is decided.
         self._asked: dict[End, bool] = {}
         self._forced: set[End] = set()
 
     def restore(self, memory: RecoveredState) -> None:
-        """What was decided before stands, and what was asked for is asked for still."""
+        """Restore the decided and the pending ends of an earlier process."""
         for version in memory.phases:
             self._eligibility.bar(version)
             self._end_phase(version, untracked=False)
         if memory.ended:
             self._eligibility.closed = STREAM_ENDED
             self.stream_over()
-        for phase, ended in memory.ends.values():  # what was asked for and not agreed to yet
+        for phase, ended in memory.ends.values():  # pending ends
             if phase > self._eligibility.oldest_version:
                 self._ask(phase)
             if ended and self._producers.begun and not memory.ended:
-                self._ask(None)  # before that, others who are there are heard first
+                self._ask(None)  # else connected producers have to announce it first
 
     def end_phase(self, version: int, producer: str, *, force: bool) -> None:
-        """A producer pushes nothing older than `version`; with `force` nobody does."""
+        """A producer pushes nothing older than `version`; with `force` no producer does."""
         if version > self._eligibility.oldest_version:
             self._check(version)
             self._producers.ends(producer, version)
@@ -172,15 +172,14 @@ class Ends:
             self._ask(version, force=force)
 
     def end_stream(self, producer: str, *, force: bool) -> None:
-        """A producer pushes nothing more; with `force` nobody does."""
+        """A producer pushes nothing more; with `force` no producer does."""
         if not self._lifecycle.ended:
             self._producers.ends(producer, None)
             self._append_ends(producer)
             self._ask(None, force=force)
 
     def end_agreed(self) -> list[Effect]:
-        """Carry out the ends that all producers have announced, once the samples that were blocked
-        before are decided.
+        """Carry out agreed ends once the samples blocked before them are decided.
 
         If the trainer has left, samples that the end of the stream waits for are refused.
         """
@@ -200,7 +199,7 @@ class Ends:
         self._dropping.abandon_all()
 
     def _append_ends(self, producer: str) -> None:
-        self._admission.blocked.exempt_from_end(producer)  # it has pushed that before
+        self._admission.blocked.exempt_from_end(producer)  # pushed before the end
         phase, ended = self._producers.ends_of(producer)
         self._append(EndsReported(producer, phase, ended))
 
@@ -214,27 +213,27 @@ class Ends:
             self._eligibility.bar(end)
 
     def _end_phase(self, version: int, *, untracked: bool) -> None:
-        """End the phase, and abandon its open groups. untracked: those without a version, too."""
+        """End the phase and abandon its open groups. untracked: also those without a version."""
         self._dropping.abandon_before(version, untracked=untracked)
         self._phases.end(version)
 
-    # -- which were asked for --------------------------------------------------------------------
+    # -- pending ends ----------------------------------------------------------------------------
 
     @property
     def num_pending(self) -> int:
-        """How many ends were asked for and have not come."""
+        """Number of pending ends."""
         return len(self._asked)
 
     def pending(self, limit: int) -> list[End]:
-        """The first of them, phases in the order of their versions before the stream's."""
+        """The first pending ends: phases by version, then the stream."""
         return sorted(self._asked, key=_order)[:limit]
 
     def is_decided(self, end: End) -> bool:
-        """Whether it is decided, or forced, and waits for what was blocked before."""
+        """Whether an end is decided or forced, and waits for pushes blocked before."""
         return end in self._forced or self._asked.get(end, False)
 
     def _check(self, end: End) -> None:
-        """Raise ProtocolError if no more ends may be asked for."""
+        """Raise ProtocolError if too many ends are pending."""
         if len(self._asked) >= MAX_ENDS and end is not None and end not in self._asked:
             raise ProtocolError(
                 f"the ends of {MAX_ENDS} phases were asked for and wait for other producers; ask "
@@ -242,26 +241,22 @@ class Ends:
             )
 
     def _ask(self, end: End, *, force: bool = False) -> None:
-        """A producer requests this end; with `force` for all producers, and all earlier ends
-        too.
-        """
+        """Add a pending end. force: for all producers, and all earlier ends too."""
         self._asked.setdefault(end, False)
         if force:
             self._forced |= {asked for asked in self._asked if _order(asked) <= _order(end)}
 
     def waits_for(self, end: End) -> list[str]:
-        """Producers that have not announced this end, for messages; scans all of them."""
+        """Producers that have not announced this end, for messages; scans all producers."""
         return list(self._producers.before(end))
 
     def pending_waits(self, end: End) -> list[str]:
-        """The same of an end that was asked for and is not decided; nobody otherwise."""
+        """The same for a pending, undecided end; an empty list otherwise."""
         pending = end in self._asked and not self.is_decided(end)
         return self.waits_for(end) if pending else []
 
     def _end_agreed(self) -> None:
-        """Decide the ends that all producers have announced, and carry out those that no blocked
-        sample precedes.
-        """
+        """Decide agreed ends, and carry out those that no blocked sample precedes."""
         while self._asked:
             end = min(self._asked, key=_order)
             if not self._asked[end]:
@@ -274,7 +269,7 @@ class Ends:
                 return
             del self._asked[end]
             self._forced.discard(end)
-            # Carry out this end: no sample that belongs before it is blocked any more.
+            # No sample that belongs before this end is blocked any more.
             if end is None:
                 self.stream_over()
             else:
@@ -282,7 +277,7 @@ class Ends:
 
 
 def _order(end: End) -> float:
-    """Phases in the order of their versions, then the stream."""
+    """Sort key: phases by version, then the stream."""
     return inf if end is None else end
 
 

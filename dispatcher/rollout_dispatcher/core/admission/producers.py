@@ -1,30 +1,28 @@
-"""Producers as the core knows them: who is there, who has contributed, and who is done.
+"""The state of each producer: connected or away, contributed or not, done or not.
 
     there --lost without a goodbye--> away --`timeout` passes--> gone
       ^          (or a restart)         |
       +--------- connects again --------+        there --goodbye--> gone
 
-A phase, and the stream, end when everybody who has contributed to the run has said so or is gone:
-one producer's last sample says nothing of the others', and a slow one's first sample of a phase
-comes after a fast one's last. Who has contributed nothing is not waited for, and what is remembered
-of somebody who is gone is nothing.
+A phase or the stream ends once every producer that has contributed to the run has announced it or
+is gone: a slow producer's first sample of a phase may arrive after a fast one's last. Nothing waits
+for a producer without a contribution, and a producer that is gone is forgotten.
 
-`Ranges`: a set of integers that lie close together: disjoint ranges, in order, none touching the
-next. Numbers that are given out one after the other and come back nearly in order make one range or
-a few, however many they are, and cost what the ranges cost.
+`Ranges`: a set of integers as sorted disjoint ranges that do not touch. Consecutive numbers that
+return nearly in order make a few ranges, and cost only these.
 
-`DuplicateMemory` remembers what was accepted, so that a push which is sent again is not stored
-again; and the digest of each producer's key, for as long as the rest: who raised the floor of
-another would have its samples taken for duplicates.
+`DuplicateMemory` remembers accepted samples, so that a push which is sent again is not stored
+again. It also keeps the digest of each producer's key: a client that raised another's floor would
+turn the other's samples into duplicates.
 
-Two memories, both bounded:
+Its two memories are bounded:
 
-- per producer, the accepted sequence numbers at or above its *floor*: the lowest number that it
-  may still send again, which it states with every push. What is below can never come back, so the
-  memory is as small as the producer's unanswered pushes, and admission bounds those. The least
-  recently active producer is forgotten when there are more than `MAX_PRODUCERS`.
-- the last `horizon` sample ids that users gave themselves, over all producers, with the checksum of
-  each sample's content: 192 bytes an id of 24 letters.
+- per producer, the accepted sequence numbers at or above its *floor*: the lowest number that it may
+  still send again, which every push states. Lower numbers never return, so the memory is as small
+  as the producer's unanswered pushes, which admission bounds. Beyond `MAX_PRODUCERS` the least
+  recently active producer is forgotten.
+- the last `horizon` sample ids given by users, over all producers, with the checksum of each
+  sample's content: 192 bytes for an id of 24 letters.
 """
 
 from bisect import bisect_left, bisect_right
@@ -36,7 +34,7 @@ from itertools import islice
 
 
 class Ranges:
-    """Integers; `stops[i]` is one above the last of the range that begins at `starts[i]`."""
+    """Integers: range i has the numbers from `starts[i]` to below `stops[i]`."""
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self._starts: list[int] = []
@@ -45,14 +43,14 @@ class Ranges:
             self.add(number, number + 1)
 
     def __len__(self) -> int:
-        """How many ranges."""
+        """Number of ranges."""
         return len(self._starts)
 
     def __contains__(self, number: int) -> bool:
         return self.meets(number, number + 1)
 
     def meets(self, start: int, stop: int) -> bool:
-        """Whether one of the numbers from `start` to below `stop` is here."""
+        """Whether it has a number from `start` to below `stop`."""
         first = bisect_right(self._stops, start)  # the first range that goes beyond `start`
         return first < len(self._starts) and self._starts[first] < stop
 
@@ -63,10 +61,10 @@ class Ranges:
 
     def add(self, start: int, stop: int) -> None:
         """Add the numbers from `start` to below `stop`, which is above it."""
-        if self._stops and self._stops[-1] == start:  # as nearly always
+        if self._stops and self._stops[-1] == start:  # the common case
             self._stops[-1] = stop
             return
-        # Of the ranges that these numbers overlap or touch, the first and one behind the last.
+        # The ranges that these numbers overlap or touch: index of the first, and one past the last.
         first, behind = bisect_left(self._stops, start), bisect_right(self._starts, stop)
         if first < behind:
             start = min(start, self._starts[first])
@@ -82,18 +80,19 @@ class Ranges:
             self._starts[0] = max(self._starts[0], number)
 
 
-#: A forgotten producer that comes back is treated as new; 64 ki is far above any fleet.
+#: A forgotten producer that returns is treated as new; far above any fleet.
 MAX_PRODUCERS = 65_536
-#: How far below the newest of a producer's numbers it is remembered what it has withdrawn, and
-#: closed; dozens of the largest pushes.
+#: Numbers below a producer's newest for which withdrawals and closes are remembered: dozens of the
+#: largest pushes.
 MAX_NUMBERS = 2**20
 
 
 @dataclass(slots=True)
 class _Numbers:
-    """refused: members of groups that were, each of which its group lacks once.
+    """What is remembered of one producer.
 
-    closes: numbers of the closes of groups that were heard. key: the digest of its key, if any.
+    refused: numbers of refused members, each of which its group lacks once. closes: numbers of its
+    requests to close a group. key: digest of its key, empty without one.
     """
 
     key: str = ""
@@ -113,12 +112,12 @@ class DuplicateMemory:
         self._producers: OrderedDict[str, _Numbers] = OrderedDict()
 
     def is_ours(self, producer: str, key: str) -> bool:
-        """Whether the digest of this key goes with that producer's name, or none does yet."""
+        """Whether this digest belongs to the producer's name, or the name has none yet."""
         known = self._producers.get(producer)
         return known is None or not known.key or compare_digest(known.key, key)
 
     def bind(self, producer: str, key: str) -> bool:
-        """The producer's name goes with the digest of its key; returns whether that is news."""
+        """Bind the producer's name to the digest of its key; returns whether it is new."""
         if not key:
             return False
         known = self._active(producer)
@@ -126,7 +125,7 @@ class DuplicateMemory:
         return news
 
     def raise_floor(self, producer: str, floor: int) -> bool:
-        """Forget what this producer will never send again; returns whether that was news."""
+        """Forget numbers that this producer will never send again; returns whether it rose."""
         known = self._active(producer)
         if floor <= known.floor:
             return False
@@ -136,7 +135,7 @@ class DuplicateMemory:
         return True
 
     def newest(self, producer: str) -> int:
-        """The largest number that is known of this producer's accepted samples, -1 for none."""
+        """The largest known accepted number of this producer, -1 for none."""
         known = self._producers.get(producer)
         return -1 if known is None else max(known.floor - 1, known.accepted.last)
 
@@ -148,7 +147,7 @@ class DuplicateMemory:
         return (given_id is not None and given_id in self._ids) or self.is_resent(producer, seq)
 
     def conflicts(self, given_id: str, checksum: int | None) -> bool:
-        """Whether the sample that this id was given to has other content, as far as is known."""
+        """Whether the accepted sample of this id has other content, as far as is known."""
         known = self._ids.get(given_id)
         return known is not None and checksum is not None and known != checksum
 
@@ -158,7 +157,7 @@ class DuplicateMemory:
         return known is not None and (seq < known.floor or seq in known.accepted)
 
     def are_new(self, producer: str, numbers: range, given_ids: Sequence[str]) -> bool:
-        """Whether none of these numbers and ids was accepted before, and no id comes twice."""
+        """Whether none of these numbers and ids was accepted before, and the ids differ."""
         if not self._ids.keys().isdisjoint(given_ids) or len({*given_ids}) < len(given_ids):
             return False
         known = self._producers.get(producer) if producer else None
@@ -167,7 +166,7 @@ class DuplicateMemory:
         )
 
     def accept(self, producer: str, numbers: range, given: Mapping[str, int | None]) -> None:
-        """Remember accepted samples by their numbers, and by the ids that users gave them.
+        """Remember accepted samples by their numbers, and by ids that users gave.
 
         given: checksums by these ids, in the order of the samples.
         """
@@ -179,7 +178,7 @@ class DuplicateMemory:
             self._ids.popitem(last=False)
 
     def refuse(self, producer: str, seq: int) -> bool:
-        """Remember that a group's member was refused; returns whether that is news."""
+        """Remember a refused member of a group; returns whether it is new."""
         return not producer or _is_news(self._known(producer).refused, seq)
 
     def is_new_close(self, producer: str, number: int) -> bool:
@@ -187,12 +186,12 @@ class DuplicateMemory:
         return _is_news(self._known(producer).closes, number)
 
     def forget(self, given_ids: Iterable[str]) -> None:
-        """What these ids were given to is dropped: it may be pushed again."""
+        """Forget these ids: their samples were dropped, and may be pushed again."""
         for given_id in given_ids:
             self._ids.pop(given_id, None)
 
     def _active(self, producer: str) -> _Numbers:
-        """It is the last to be forgotten, if there are too many."""
+        """The producer's record, marked as active; forgets the least recent beyond the cap."""
         known = self._known(producer)
         self._producers.move_to_end(producer)
         while len(self._producers) > MAX_PRODUCERS:
@@ -211,14 +210,14 @@ class DuplicateMemory:
         given_ids: Iterable[tuple[str, int | None]],
         keys: Mapping[str, str],
     ) -> None:
-        """Remember again what an earlier process remembered; ids oldest first."""
+        """Restore the memory of an earlier process; ids oldest first."""
         for name, (floor, accepted) in producers.items():
             self._producers[name] = _Numbers(keys.get(name, ""), floor, Ranges(accepted))
         self._ids.update(given_ids)
 
 
 def _is_news(numbers: Ranges, number: int) -> bool:
-    """Whether it was not among these numbers; it is now, and those far below it are forgotten."""
+    """Add a number, forget those far below; returns whether it is new."""
     if number in numbers:
         return False
     numbers.add(number, number + 1)
@@ -226,17 +225,17 @@ def _is_news(numbers: Ranges, number: int) -> bool:
     return True
 
 
-#: Who is away longest is given up beyond so many; far above any fleet.
+#: Beyond this number the producer that is away longest is forgotten; far above any fleet.
 MAX_AWAY = 65_536
 
 
 @dataclass(slots=True)
 class _Producer:
-    """away_since: None while it is there. contributed: whether a sample of it was accepted, or has
-    waited for room.
+    """A producer that is there or may come back.
 
-    phase: the newest phase that it has ended, 0 for none. ended: its stream. incarnation: tells its
-    process from others of its name; empty if it said none.
+    away_since: None while it is there. contributed: whether a sample of it was accepted, or was
+    blocked. phase: the newest phase that it has ended, 0 for none. ended: whether it has ended its
+    stream. incarnation: identifies its process among those of its name; empty without one.
     """
 
     away_since: float | None = None
@@ -247,43 +246,43 @@ class _Producer:
 
     @property
     def owes_after(self) -> int | None:
-        """Phases that end after this version wait for its word; None if none does."""
+        """Phases that end after this version wait for it; None if none does."""
         return None if self.ended or not self.contributed else self.phase
 
 
-#: Who is not known.
+#: Stands for an unknown producer.
 _NOBODY = _Producer()
 
 
 class Producers:
-    """Those who are there or may come back. timeout: seconds until who is away counts as gone."""
+    """Producers that are there or may come back. timeout: seconds away until one is gone."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._known: dict[str, _Producer] = {}
         self._away: dict[str, None] = {}  # in order of leaving
-        #: Who speaks without a connection, as over HTTP: it may be anybody, and binds nobody.
+        #: Clients without a connection, as over HTTP: no end of theirs binds a producer.
         self._nameless = _Producer()
-        #: Whether anybody has contributed anything.
+        #: Whether any producer has contributed.
         self.begun = False
 
     @property
     def num_there(self) -> int:
-        """How many are there now."""
+        """Number of connected producers."""
         return len(self._known) - len(self._away)
 
     def __contains__(self, producer: object) -> bool:
-        """Whether it is there or may come back."""
+        """Whether the producer is there or may come back."""
         return producer in self._known
 
     def is_away(self, producer: str) -> bool:
-        """Whether it is not there now; of nobody in particular, as over HTTP, that is not known."""
+        """Whether the producer is not connected; false for clients without a name, as over HTTP."""
         return producer != "" and (producer not in self._known or producer in self._away)
 
-    # -- they come and go -------------------------------------------------------------------
+    # -- connections ------------------------------------------------------------------------
 
     def connected(self, producer: str, incarnation: str = "") -> bool:
-        """It is there; returns whether it is another incarnation than was there before."""
+        """A producer connected; returns whether its incarnation has changed."""
         known = self._known.get(producer)
         if known is None:
             known = self._known[producer] = _Producer()
@@ -294,8 +293,9 @@ class Producers:
         return before not in ("", known.incarnation)
 
     def disconnected(self, producer: str, now: float, *, for_good: bool) -> list[str]:
-        """A producer's connection is lost, `for_good` if it said goodbye; returns the producers
-        that are gone.
+        """A producer's connection is lost; returns the producers that are gone.
+
+        for_good: after a goodbye.
         """
         known = self._known.get(producer)
         if known is None:
@@ -314,9 +314,7 @@ class Producers:
     def restore(
         self, words: Mapping[str, tuple[int, bool]], now: float, *, contributed: Collection[str]
     ) -> None:
-        """Producers that contributed to an earlier process may come back; the ends that they
-        announced stand.
-        """
+        """Restore producers that contributed to an earlier process, and the ends they announced."""
         self.begun = len(contributed) > 0
         for producer, (phase, ended) in words.items():
             if not producer:
@@ -326,7 +324,7 @@ class Producers:
             self._away[producer] = None
 
     def expire(self, now: float) -> list[str]:
-        """Give up who has been away for too long; returns who is gone."""
+        """Forget producers that are away for too long; returns them."""
         gone = []
         for producer in self._away:
             since = self._known[producer].away_since
@@ -347,10 +345,10 @@ class Producers:
         del self._known[producer]
         self._away.pop(producer, None)
 
-    # -- they speak -------------------------------------------------------------------------
+    # -- contributions and ends -------------------------------------------------------------
 
     def contributed(self, producer: str) -> None:
-        """Samples of it were accepted, or wait for room."""
+        """Samples of the producer were accepted or blocked."""
         self.begun = True
         if not producer:
             return
@@ -361,7 +359,7 @@ class Producers:
         known.contributed = True
 
     def ends(self, producer: str, end: int | None) -> None:
-        """It will push nothing older than this policy version any more; None: nothing at all."""
+        """The producer pushes nothing older than this version any more; None: nothing at all."""
         known = self._nameless
         if producer:
             self.connected(producer)
@@ -369,29 +367,29 @@ class Producers:
         known.phase, known.ended = max(known.phase, end or 0), known.ended or end is None
 
     def ends_of(self, producer: str) -> tuple[int, bool]:
-        """The newest phase that it has ended, 0 for none, and whether it has ended its stream."""
+        """The newest phase that a producer has ended, 0 for none; whether its stream has ended."""
         known = self._known.get(producer, _NOBODY) if producer else self._nameless
         return known.phase, known.ended
 
     def phase(self, producer: str) -> int:
-        """The newest phase that it has ended, which binds it; 0 for none."""
+        """The newest phase that a producer has ended, 0 for none; older samples are refused."""
         return self._known.get(producer, _NOBODY).phase
 
     def has_ended(self, producer: str) -> bool:
         """Whether the producer has ended its stream, which is final."""
         return self._known.get(producer, _NOBODY).ended
 
-    # -- who is waited for --------------------------------------------------------------------
+    # -- producers that an end waits for ------------------------------------------------------
 
     def is_waited_for(self, end: int | None) -> bool:
-        """Whether there is anybody in `before`."""
+        """Whether `before` has any producer."""
         return any(True for _ in self.before(end))
 
     def before(self, end: int | None) -> Iterator[str]:
-        """Who has contributed, and may still push what is older than this version.
+        """Producers that have contributed, and may still push samples older than this version.
 
-        None: who has not said that it is done; before anybody has contributed, who is there. A
-        worker with nothing to do does not end a run that others have not begun yet.
+        None: those that have not ended their stream; before any contribution, all that are there,
+        so that an idle worker does not end a run that others have not begun.
         """
         for producer, known in self._known.items():
             if end is None and not self.begun:

@@ -1,1 +1,1 @@
-"""What is accepted and not yet planned: samples, groups, caps, freshness."""
+"""Accepted samples that are not planned yet: groups, caps, freshness."""

@@ -1,9 +1,9 @@
-"""The sample buffer: what is accepted and not yet planned.
+"""The sample buffer: accepted samples that are not planned yet.
 
 Invariants: a sample is here from its acceptance until it is taken or dropped; only samples without
 a group and samples of complete groups are *ready*; payload bytes, in memory and in payload stores,
 never exceed the hard caps; once the run's schema is known, all samples here have it. Samples are
-counted in *units*: as they are, or by groups where a batch is counted so.
+counted in *units*: single samples, or groups where a batch is counted in groups.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -186,7 +186,7 @@ class SampleBuffer:
             raise SampleRefused(
                 "group-size",
                 f"group {group_id} does not say how many samples it has; give group_size with the "
-                "sample ('at-close' if close_group tells it), or set --group-size",
+                "sample ('at-close' if close_group gives it), or set --group-size",
             )
         group = self.groups.get(group_id)
         if group is None and self.limits.group_size not in (None, size) and size != SIZE_AT_CLOSE:
@@ -209,7 +209,7 @@ class SampleBuffer:
             raise SampleRefused(
                 "group-size",
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
-                f"first sample said {group.size}",
+                f"first sample gave {group.size}",
             )
         if group is not None and SIZE_AT_CLOSE != sample.group_size <= group.num_accounted:
             raise SampleRefused(

@@ -1,17 +1,15 @@
-"""A buffered sample, and how much of a buffer samples take up.
+"""A buffered sample, the amounts that samples occupy, and the buffer's caps and indexes.
 
 `BufferLimits`: the caps of the sample buffer. Two are *soft*: they count ready samples only, so
-that beginnings of groups stop nobody, and they hold producers back only while a step could be
-planned of what is ready. Two are *hard*: payload bytes in memory, and in payload stores, whatever
-they belong to.
+incomplete groups block nothing, and they block producers only while a step could be planned of the
+ready samples. Two are *hard*: payload bytes in memory, and in payload stores, of all samples.
 
-`Lowest`: things by a number that may change, of which the lowest is asked for, in O(log n): a heap
-whose entries are left behind when a number changes, and are passed by when they come up. Invariant:
-there are never many more of these than of things.
+`Lowest`: a priority queue of things whose numbers may change, in O(log n): a heap that keeps
+outdated entries and skips them at the top. Invariant: they never far outnumber the things.
 
-`DropIndex`: ready samples by what may end their stay, their policy version and their length, so
-that what has become too old, or is too long, is found without a look at what is not. Nothing is
-kept by versions before somebody asks for them, which only settings and phases make anybody do.
+`DropIndex`: ready samples by policy version and by length, so that samples too old or too long are
+found without a scan. The index by version is built on first use, which settings and phases
+cause.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -29,9 +27,9 @@ from rollout_planner.types import round_up
 class Entry:
     """A buffered sample.
 
-    ticket: its number in order of acceptance.
-    group: number of its group, -1 for none; ids of groups may be used again, numbers are not.
-    producer: who pushed it; empty over HTTP. oldest: the oldest policy version in its group.
+    ticket: its number in order of acceptance. group: number of its group, -1 for none; unlike ids,
+    numbers of groups are never reused. producer: that pushed it; empty over HTTP. oldest: the
+    oldest policy version in its group.
     """
 
     sample: Sample
@@ -44,7 +42,7 @@ class Entry:
 
     @property
     def version(self) -> int | None:
-        """The policy version that it is judged by: its group's oldest; None if not tracked."""
+        """The policy version for staleness: its group's oldest; None if not tracked."""
         return self.sample.judged_version if self.oldest is None else self.oldest
 
 
@@ -64,12 +62,12 @@ class Amount:
 
     @classmethod
     def of(cls, samples: SamplesByField) -> Self:
-        """What these samples take up together."""
+        """The amount of these samples."""
         return cls(len(samples.tokens), sum(samples.tokens), *Footprint.by(samples.payloads))
 
     @classmethod
     def of_entries(cls, entries: Iterable[Entry]) -> Self:
-        """What these entries take up together."""
+        """The amount of these entries."""
         samples = [entry.sample for entry in entries]
         taken = Footprint.by([sample.payload for sample in samples])
         return cls(len(samples), sum([sample.tokens for sample in samples]), *taken)
@@ -102,16 +100,16 @@ class Amount:
         return self
 
 
-#: How the hard caps are called: of what is in memory, and in payload stores.
+#: Names of the hard caps: on bytes in memory, and in payload stores.
 MEMORY_CAP, STORES_CAP = "bytes", "referenced-bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchLimits:
-    """What a micro-batch takes of a group that has to stay in one; None: any.
+    """Limits on a group that has to stay in one micro-batch; None: no limit.
 
-    length_multiple: a sample counts as many tokens as the next multiple of this. drops: a group of
-    more tokens is accepted and dropped, not refused.
+    length_multiple: a sample's tokens count rounded up to a multiple of this. drops: whether a
+    group of more tokens is accepted and dropped, not refused.
     """
 
     samples: int | None = None
@@ -120,11 +118,11 @@ class MicroBatchLimits:
     drops: bool = False
 
     def tokens_of(self, samples: Iterable[Sample]) -> int:
-        """Tokens that a micro-batch has of these."""
+        """Tokens of these samples in a micro-batch."""
         return sum(round_up(sample.tokens, self.length_multiple) for sample in samples)
 
     def too_long(self, samples: Iterable[Sample]) -> bool:
-        """Whether these are more tokens than a micro-batch takes of one group."""
+        """Whether these samples exceed the limit on tokens."""
         return self.tokens is not None and self.tokens_of(samples) > self.tokens
 
 
@@ -137,10 +135,10 @@ class BufferLimits:
     """samples, tokens: soft; `samples` counts groups where a batch is counted in groups.
 
     group: samples of the largest group, None: any. group_size: of all new groups, None: any;
-    `close_group` may tell another. tokens=None: not capped. nbytes: hard.
-    max_sample_tokens: of one sample. held_bytes: payloads of pushes that are blocked.
-    stores: addresses of those that references may be into; referenced_bytes: there, hard.
-    micro_batch: for groups that have to stay in one.
+    `close_group` may give another. tokens: None: not capped. nbytes: hard, in memory.
+    max_sample_tokens: of one sample. held_bytes: payloads of blocked pushes. stores: addresses of
+    allowed payload stores. referenced_bytes: hard, in these. micro_batch: for groups that have to
+    stay in one.
     """
 
     samples: int
@@ -155,7 +153,7 @@ class BufferLimits:
     group_size: int | None = None
 
     def too_large(self, size: int) -> str:
-        """What does not take a group of so many samples, in words; empty if all does."""
+        """The limit that a group of `size` samples exceeds, in words; empty if none."""
         for what, most in (("step", self.group), ("micro-batch", self.micro_batch.samples)):
             if most is not None and size > most:
                 return f"a {what} takes at most {most} samples"
@@ -164,12 +162,12 @@ class BufferLimits:
 
 T = TypeVar("T", bound=Hashable)
 
-#: Entries that may be left behind before it pays to clear them away.
+#: Outdated entries to keep before a rebuild pays.
 SPARE = 64
 
 
 class Lowest(Generic[T]):
-    """Numbers of things, which stay in memory for a while after `remove`: names, not samples."""
+    """Things by number. They stay in memory for a while after `remove`: use names, not samples."""
 
     def __init__(self) -> None:
         self._numbers: dict[T, float] = {}
@@ -183,7 +181,7 @@ class Lowest(Generic[T]):
         return thing in self._numbers
 
     def set(self, thing: T, number: float) -> None:
-        """It has this number from now on."""
+        """Set the number of a thing."""
         if self._numbers.get(thing) == number:
             return
         self._numbers[thing] = number
@@ -194,19 +192,19 @@ class Lowest(Generic[T]):
             heapify(self._heap)
 
     def remove(self, thing: T) -> None:
-        """It is not asked for any more, if it was."""
+        """Remove a thing, if it is there."""
         self._numbers.pop(thing, None)
 
     @property
     def lowest(self) -> float | None:
-        """The lowest number; None if there is nothing."""
+        """The lowest number; None if empty."""
         heap, numbers = self._heap, self._numbers
         while heap and numbers.get(heap[0][2]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def take_below(self, number: float) -> list[T]:
-        """Remove what has a lower number than this, and return it, lowest first."""
+        """Remove and return things with a lower number than this, lowest first."""
         found = []
         while (lowest := self.lowest) is not None and lowest < number:
             thing = heappop(self._heap)[2]
@@ -216,8 +214,10 @@ class Lowest(Generic[T]):
 
 
 class DropIndex:
-    """Ready samples by version and by length. too_long: length in tokens above which samples are
-    listed. micro_batch: limits that a group has to fit, if others are dropped.
+    """Ready samples by version and by length.
+
+    too_long: length in tokens above which samples are listed. micro_batch: limits above which
+    groups are listed, if it drops them.
     """
 
     def __init__(
@@ -233,15 +233,15 @@ class DropIndex:
         self._places = count()
 
     def watch(self, ready: Iterable[Entry]) -> None:
-        """Versions will be asked for: of these samples, and of those that come from now on."""
+        """Index these samples, and all later ones, by version."""
         if self._by_version is None:
             self._by_version, self.watches = {}, True
             self._place(list(ready))
 
-    # -- they come and leave ------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """These are ready, behind all others: one group, or samples without one."""
+        """Add ready samples behind all others: one group, or samples without one."""
         if self._by_version is not None:
             self._place(entries)
         if (above := self._above) is not None:
@@ -250,7 +250,7 @@ class DropIndex:
                 self._long.update(dict.fromkeys(entries if entries[0].group >= 0 else long))
 
     def _are_too_long(self, entries: Sequence[Entry]) -> bool:
-        """Whether they are a group that is dropped for its tokens."""
+        """Whether they are a group with too many tokens for a micro-batch."""
         if not self._micro_batch.drops or entries[0].group < 0:
             return False
         return self._micro_batch.too_long(entry.sample for entry in entries)
@@ -266,7 +266,7 @@ class DropIndex:
             self._by_version.setdefault(version, {}).update(zip(same, self._places, strict=False))
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """These are ready no more."""
+        """Remove samples that are no longer ready."""
         if self._by_version is not None:
             for version, gone in _by_version(entries):
                 same = self._by_version[version]
@@ -282,32 +282,32 @@ class DropIndex:
             for entry in entries:
                 self._long.pop(entry, None)
 
-    # -- which are asked for --------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------
 
     def too_long(self) -> list[Entry]:
-        """Samples that are too long, each with its whole group, in the order that they came in."""
+        """Samples that are too long, each with its whole group, oldest first."""
         return list(self._long)
 
     def older_than(self, version: int) -> list[Entry]:
-        """Samples of older policy versions than this, in the order that they came in."""
+        """Samples of older policy versions than this, in order of arrival."""
         if not self.has_before(version, 0):
             return []
         assert self._by_version is not None
         found: dict[Entry, int] = {}
         for old in self._versions.take_below(version):
             found |= self._by_version[old]
-            self._versions.set(old, old)  # they are here until they are removed
+            self._versions.set(old, old)  # still here, until removed
         return sorted(found, key=found.__getitem__)
 
     def has_before(self, version: int, ticket: int) -> bool:
-        """Whether there is an older one, or one without a version of a lower ticket."""
+        """Whether there is a sample of an older version, or an unversioned one before `ticket`."""
         oldest, first = self._versions.lowest, self._unknown.lowest
         return (oldest is not None and oldest < version) or (first is not None and first < ticket)
 
 
 def _by_version(entries: Sequence[Entry]) -> Iterator[tuple[int | None, Sequence[Entry]]]:
-    """Neighbours of one version, as a rule all of them."""
-    # `Entry.version` of each, which as a call for each would take as long as all the rest.
+    """Runs of entries of one version, mostly a single run."""
+    # `Entry.version`, inlined: a call for each would take as long as all the rest.
     versions = [
         entry.oldest
         if entry.oldest is not None

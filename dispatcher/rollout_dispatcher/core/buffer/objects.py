@@ -1,42 +1,41 @@
-"""Which objects of payload stores are needed: samples that lie in them live, or may still come in.
+"""Objects of payload stores: those that samples need, those to free, and orphans.
 
     push of it arrives --> PENDING --accepted--> LIVE --dropped or committed--> unneeded
                               |                                                    ^
                               +--a duplicate, or refused---------------------------+
 
 An object is needed while a sample in it is live (accepted, and neither committed nor dropped) or
-*pending*: a sample that is blocked, was answered `full`, or was blocked when its connection was
-lost, is sent again under the same number, and its object has to be there then. A sample is no
-longer pending once it has an outcome, once its producer's floor has passed its number, or when its
-producer is gone for good. Samples pushed over HTTP have no producer that could go away, and are
-decided at once: the object of one that is answered `full` stays its client's to delete; this
-assumes one sample per object. Invariant: an object is unneeded as soon as no sample in it is live
-or pending, and not before.
+*pending*: blocked, answered `full`, or blocked when its connection was lost. A pending sample may
+be pushed again under the same number, and needs its object then. It is no longer pending once it
+has an outcome, its producer's floor has passed its number, or its producer is gone. Samples over
+HTTP have no producer, and are decided at once: the client keeps and deletes the object of one that
+is answered `full`; this assumes one sample per object. Invariant: an object is unneeded as soon as
+no sample in it is live or pending, and not before.
 
 A producer may never raise its floor, nor come back. So at most `MAX_PENDING_PER_PRODUCER` samples
-that were answered `full` are pending per producer, and at most `MAX_PENDING` in all; further ones
-are forgotten. An object with only forgotten samples is found by a sweep once its producer has
-ended. An object with some accepted samples is freed with those; a forgotten sample of it that is
-pushed later is dropped, as it cannot be resolved.
+answered `full` are pending per producer, and at most `MAX_PENDING` in all; further ones are
+forgotten. A sweep after its producer's end finds an object with only forgotten samples. An object
+with accepted samples is freed with those; a forgotten sample of it that is pushed later is dropped,
+as it cannot be resolved.
 
-`ObjectsToFree`: objects that are unneeded and not deleted from their stores yet.
+`ObjectsToFree`: unneeded objects that are not deleted from their stores yet.
 
     waiting --asked of a worker--> asked --it is gone--> forgotten
        ^                             |
        +-------- it is left ---------+
 
-An object on the list is a fact in the journal before a worker is asked to free it. It has no
-time-out; one that could not be deleted goes to the end of the list.
+An object on the list is a fact in the journal before a worker is asked to free it. It stays listed
+until deleted; one that could not be deleted goes to the end of the list.
 
-`OrphanCollector`: what a producer has put and never pushed, found once nobody can push it any more.
+`OrphanCollector`: finds objects that a producer has put and never pushed, once it has ended.
 
     live --connection lost--> away --a goodbye, a successor, long silence, the end--> ended
       ^                        |                                                        |
       +------ connects --------+                   forgotten <--swept in every store----+
 
-A producer puts an object before it pushes the references into it, so one that dies between the two
-leaves what nobody knows of. Each of its processes is an *incarnation*, whose name its keys begin
-with: once that has ended, what is there of it and not known is needed by nobody.
+A producer puts an object before it pushes references into it; one that dies in between leaves an
+orphan. Each of its processes is an *incarnation*, whose name begins all its keys: once that has
+ended, its objects that the dispatcher does not know are orphans.
 """
 
 import sys
@@ -49,8 +48,8 @@ from rollout_dispatcher.core.buffer.entry import Entry, Lowest
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome
 
-#: Pending samples of one producer, several times those of all pushes that its credits allow, and of
-#: all producers together; above that, samples that are answered `full` are forgotten.
+#: Pending samples of one producer (several times what its credits allow) and of all; above that,
+#: samples answered `full` are forgotten.
 MAX_PENDING_PER_PRODUCER = 1 << 16
 MAX_PENDING = 1 << 20
 
@@ -65,7 +64,7 @@ def name_of(stored: StoredObject) -> Name:
 
 @dataclass(slots=True)
 class _Needed:
-    """samples: live ones in it. pending: how many may still come in."""
+    """A needed object. samples: number of its live samples. pending: of its pending ones."""
 
     stored: StoredObject
     samples: int = 0
@@ -73,10 +72,10 @@ class _Needed:
 
 
 class NeededObjects:
-    """The objects of these stores that are needed.
+    """The needed objects of these stores.
 
-    unneeded: objects that are no longer needed, in order, until `pop_unneeded`.
-    nbytes: of the needed objects.
+    unneeded: objects no longer needed, in order, until `pop_unneeded`. nbytes: of the needed
+    objects.
     """
 
     def __init__(self, stores: Collection[str]) -> None:
@@ -84,7 +83,7 @@ class NeededObjects:
         self.unneeded: dict[Name, StoredObject] = {}
         self.nbytes = 0
         self._needed: dict[Name, _Needed] = {}
-        # By producer: numbers of samples, with the objects that they are in.
+        # By producer: sequence numbers of pending samples, with the names of their objects.
         self._pending_by_producer: dict[str, Lowest[tuple[int, Name]]] = {}
         self._num_pending = 0
 
@@ -114,9 +113,9 @@ class NeededObjects:
         """Start from the samples that an earlier process held.
 
         newest: the last accepted sequence number of each producer that may push again. The journal
-        does not keep which sample had which number, so the newest number stands in for the lost
-        ones: other samples of the same push may have been undecided. has_ended: whether the process
-        of a producer that put the object of a key has ended; its samples are not pushed again.
+        does not keep the samples' numbers, so the newest stands in for them: other samples of the
+        same push may have been undecided. has_ended: whether the process of a producer that put the
+        object of a key has ended; it pushes no samples again.
         """
         for entry in entries:
             payload, producer = entry.sample.payload, entry.producer
@@ -126,7 +125,7 @@ class NeededObjects:
                 if producer in newest and not has_ended(producer, payload.stored.key):
                     self._add_pending(needed, producer, newest[producer])
 
-    # -- samples come and go ------------------------------------------------------------------
+    # -- events of samples --------------------------------------------------------------------
 
     def pushed(self, push: Push) -> None:
         """Make the samples of a push pending, and forget those below its floor."""
@@ -150,8 +149,8 @@ class NeededObjects:
     ) -> None:
         """One sample of a push was not accepted; after `full` it stays pending.
 
-        theirs: it is its producer's as before, who may push it to a successor. Who pushes over
-        HTTP is told that it is refused, and nothing else.
+        producer_owned: the producer keeps the object, as it may push it to the next dispatcher. A
+        client over HTTP has no pending samples: the object of a refused one is unneeded.
         """
         payload = push.samples[index].payload
         if not isinstance(payload, Reference):
@@ -170,7 +169,7 @@ class NeededObjects:
     def done(self, entries: Iterable[Entry]) -> None:
         """These samples were committed for good, or dropped."""
         if not self._needed:
-            return  # no run without references pays for them
+            return  # a run without references
         for entry in entries:
             payload = entry.sample.payload
             if isinstance(payload, Reference):
@@ -179,13 +178,11 @@ class NeededObjects:
                 self._check(needed)
 
     def producer_gone(self, producer: str, *, theirs: bool = False) -> None:
-        """It sends nothing again; theirs: it may, though too much of it is pending."""
+        """No sample of it is pending any more. theirs: it may still push them, and owns them."""
         self._await_none_below(producer, sys.maxsize, theirs=theirs)
 
     def producer_away(self, producer: str) -> None:
-        """This producer may come back: its samples stay pending, unless there are more than
-        `MAX_PENDING`.
-        """
+        """The producer may come back: its samples stay pending, up to `MAX_PENDING` in all."""
         if self._num_pending > MAX_PENDING:
             self.producer_gone(producer, theirs=True)
 
@@ -195,7 +192,7 @@ class NeededObjects:
         self.unneeded.clear()
         return taken
 
-    # -- one of them --------------------------------------------------------------------------
+    # -- one object ---------------------------------------------------------------------------
 
     def _need(self, stored: StoredObject) -> _Needed:
         name = name_of(stored)
@@ -207,7 +204,7 @@ class NeededObjects:
         return needed
 
     def _over_limit(self, producer: str) -> bool:
-        """Whether there are too many pending samples to keep one that is answered `full`."""
+        """Whether too many samples are pending to keep one that is answered `full`."""
         return (
             len(self._pending_by_producer.get(producer, ())) > MAX_PENDING_PER_PRODUCER
             or self._num_pending > MAX_PENDING
@@ -222,7 +219,7 @@ class NeededObjects:
             self._num_pending += 1
 
     def _await_none_below(self, producer: str, floor: int, *, theirs: bool = False) -> None:
-        """No sample of a lower number is pending any more; theirs: it may come all the same."""
+        """No lower number is pending any more. theirs: the producer may still push them."""
         if (awaited := self._pending_by_producer.get(producer)) is not None:
             for _, name in awaited.take_below(floor):
                 self._await_no_more(producer, self._needed[name], theirs=theirs)
@@ -237,7 +234,7 @@ class NeededObjects:
     def _decided(
         self, needed: _Needed, producer: str, number: int, *, producer_owned: bool = False
     ) -> None:
-        """It is not pending any more. theirs: it may come all the same, its producer's still."""
+        """A sample is no longer pending. producer_owned: the producer keeps the object."""
         pending, sample = self._pending_by_producer.get(producer), (number, name_of(needed.stored))
         if pending is not None and sample in pending:
             pending.remove(sample)
@@ -254,7 +251,7 @@ class NeededObjects:
 
 
 class ObjectsToFree:
-    """Unneeded objects by name, in the order in which they became so."""
+    """Unneeded objects by name, in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[Name, StoredObject]] = {}  # by store
@@ -269,7 +266,7 @@ class ObjectsToFree:
 
     @property
     def stores(self) -> list[str]:
-        """Stores with objects that no worker is asked to free."""
+        """Stores with objects that no worker was asked to free."""
         return list(self._waiting)
 
     def waits(self, store: str) -> bool:
@@ -277,7 +274,7 @@ class ObjectsToFree:
         return store in self._waiting
 
     def has(self, store: str) -> bool:
-        """Whether anything of this store is on the list."""
+        """Whether an object of this store is on the list."""
         return store in self._waiting or store in self._asked
 
     def add(self, objects: Iterable[StoredObject]) -> None:
@@ -287,7 +284,7 @@ class ObjectsToFree:
                 self._waiting.setdefault(stored.store, {})[name] = stored
 
     def assign(self, store: str, most: int) -> list[StoredObject]:
-        """The first `most` waiting objects of a store, for a worker that is asked to free them."""
+        """Assign the first `most` waiting objects of a store to a worker, to be freed."""
         waiting = self._waiting[store]
         taken = dict(islice(waiting.items(), most))
         for name in taken:
@@ -298,13 +295,13 @@ class ObjectsToFree:
         return list(taken.values())
 
     def put_back(self, objects: Iterable[StoredObject]) -> None:
-        """These objects could not be deleted: ask again, after the others."""
+        """Objects could not be deleted: list them again, behind the others."""
         for stored in objects:
             self._answered(stored)
             self._waiting.setdefault(stored.store, {})[name_of(stored)] = stored
 
     def forget(self, objects: Iterable[StoredObject]) -> None:
-        """These objects are deleted."""
+        """Objects were deleted."""
         for stored in objects:
             self._answered(stored)
 
@@ -318,17 +315,17 @@ class ObjectsToFree:
 #: Seconds after which a producer that is away counts as ended. Waiting costs only space in a store;
 #: a producer that came back later would push references to deleted objects.
 AWAY_S = 3600.0
-#: Incarnations that are known, far above any fleet; beyond it the oldest that is not connected is
-#: forgotten.
+#: Known incarnations, far above any fleet; beyond it the oldest unconnected one is forgotten.
 MAX_INCARNATIONS = 65_536
-#: Behind a producer's incarnation in each of its keys; before that, the producer's name and a dot.
+#: Follows the incarnation in each key; the incarnation begins with the producer's name and a dot.
 SEPARATOR = "/"
 
 
 @dataclass(slots=True, eq=False)
 class Incarnation:
-    """One process of a producer. unswept: once it has ended, stores that are not swept, and whether
-    a worker is asked to.
+    """One process of a producer.
+
+    unswept: once it has ended, unswept stores, and whether a worker was asked to sweep each.
     """
 
     name: str
@@ -349,19 +346,17 @@ class OrphanCollector:
         self._postponed: dict[tuple[Incarnation, str], None] = {}
 
     def __len__(self) -> int:
-        """How many have ended and can be swept."""
+        """Number of ended incarnations that can be swept."""
         return len(self._ended) - len({ended for ended, _ in self._postponed})
 
     def restore(self, incarnations: Mapping[str, str], now: float) -> None:
-        """Start from the incarnations in the journal, oldest first, by name with their producers;
-        all are away.
-        """
+        """Start from the journal's incarnations, oldest first: producers by name; all are away."""
         for name, producer in incarnations.items():
             self.begins(producer, name)
             if not self._known[name].ended:
                 self._away[name] = now
 
-    # -- they come and go ---------------------------------------------------------------------
+    # -- connections --------------------------------------------------------------------------
 
     def current(self, producer: str) -> str | None:
         """The name of the producer's incarnation that has not ended."""
@@ -380,9 +375,7 @@ class OrphanCollector:
         return any(one is not None and not one.ended for one in known)
 
     def begins(self, producer: str, name: str) -> bool:
-        """A producer connected as incarnation `name`: its other ones have ended. Returns whether it
-        is new.
-        """
+        """A producer connected as this incarnation, which ends its others; returns whether new."""
         before = self._current.get(producer)
         if before is not None and before != name:
             self._end(before)
@@ -398,9 +391,7 @@ class OrphanCollector:
         return known is None
 
     def forget_oldest(self) -> str | None:
-        """Forget the oldest incarnation that is not connected if there are more than
-        `MAX_INCARNATIONS`; returns its name.
-        """
+        """Beyond `MAX_INCARNATIONS` forget the oldest unconnected one; returns its name."""
         if len(self._known) <= MAX_INCARNATIONS:
             return None
         name = next(filter(self._is_not_connected, self._known), None)
@@ -418,7 +409,7 @@ class OrphanCollector:
         return name in self._away or self._known[name].ended
 
     def disconnected(self, producer: str, now: float, *, for_good: bool) -> None:
-        """Its producer's connection is lost, `for_good` if it said goodbye."""
+        """Its producer's connection is lost. for_good: after a goodbye."""
         name = self._current.get(producer)
         if name is None:
             return
@@ -442,30 +433,28 @@ class OrphanCollector:
     def _end(self, name: str) -> None:
         known = self._known[name]
         known.ended, known.unswept = True, dict.fromkeys(self._stores, False)
-        if known.unswept:  # else it is known still to a process that may open stores again
+        if known.unswept:  # else it stays known, for a next process with stores
             self._ended[name] = known
         self._away.pop(name, None)
         if self._current.get(known.producer) == name:
             del self._current[known.producer]
 
-    # -- they are swept -----------------------------------------------------------------------
+    # -- sweeps -------------------------------------------------------------------------------
 
     @property
     def stores(self) -> Iterable[str]:
-        """Stores that are to be swept, and that no worker is asked to sweep."""
+        """Stores to sweep that no worker was asked to sweep."""
         left = (ended.unswept.items() for ended in self._ended.values())
         return {store: None for stores in left for store, asked in stores if not asked}
 
     def assign(self, store: str) -> Incarnation:
-        """The first incarnation to be swept in this store, one of `stores`, for a worker that is
-        asked to.
-        """
+        """Assign the first incarnation to sweep in this store, one of `stores`, to a worker."""
         ended = next(one for one in self._ended.values() if one.unswept.get(store) is False)
         ended.unswept[store] = True
         return ended
 
     def is_wanted(self, ended: Incarnation) -> bool:
-        """Whether an incarnation is still to be swept: it has not come back meanwhile."""
+        """Whether an incarnation is still to be swept: it has not connected again."""
         return self._ended.get(ended.name) is ended
 
     def put_back(self, ended: Incarnation, store: str) -> None:
@@ -475,9 +464,7 @@ class OrphanCollector:
             self._ended[ended.name] = self._ended.pop(ended.name)
 
     def postpone(self, ended: Incarnation, store: str) -> None:
-        """Its needed objects fill the listing of this store: sweep it again once an object was
-        freed (`resume`).
-        """
+        """Needed objects fill the store's listing: sweep again after one is freed (`resume`)."""
         self._postponed[ended, store] = None
 
     def resume(self) -> None:
@@ -487,9 +474,7 @@ class OrphanCollector:
             self.put_back(ended, store)
 
     def swept(self, ended: Incarnation, store: str) -> bool:
-        """An incarnation is swept in this store; returns whether it was the last one, and the
-        incarnation is forgotten.
-        """
+        """An incarnation is swept in this store; forget it after the last; returns whether so."""
         ended.unswept.pop(store, None)
         if ended.unswept:
             return False

@@ -1,23 +1,22 @@
-"""Groups that still lack members: who contributes to them, and which will never be whole.
+"""Groups that lack members, their contributors, and groups that have ended.
 
-A group is open from its first member until it is complete or closed. Nothing is reserved for it: a
-beginning of a group takes the memory of what has come, and no place in the window.
+A group is open from its first member until it is complete or closed. Nothing is reserved for it: an
+incomplete group takes the memory of its accepted members, and no place in the window.
 
-    every member came, or closed with what came -> complete: its members are ready, all at once
+    every member accepted, or closed with those -> complete: its members are ready, all at once
     a member is lost, closed, or overdue        -> dropped whole (or complete without it: keep)
 
-A group is *overdue* when nothing has come for `timeout` seconds and none of its contributors is
-there any more: while one is, a member may be under way, however long its rollout takes.
+A group is *overdue* when no member was accepted for `timeout` seconds and none of its contributors
+is connected or may come back: otherwise a member may be under way, however long its rollout takes.
 
-`ClosedGroups`: groups that have ended: a group id names one group, for as long as ids are
-remembered.
+`ClosedGroups`: groups that have ended. A group id names one group while it is remembered.
 
-    a member was accepted --complete, or given up--> every later member is refused
+    a member was accepted --complete, or abandoned--> every later member is refused
     none was accepted, and one never will be --> others are refused; after the last the id is free
 
-Who pushes such a member is told why it is refused, rather than have it begin a second group under
-the id that can never be whole. `horizon` groups that have ended are remembered, then the oldest is
-forgotten; each is a fact, so a restart refuses the same.
+A later member is refused with the reason, as a second group of the same id could never be complete.
+`horizon` ended groups are remembered, then the oldest is forgotten; each is a fact, so a restart
+refuses the same.
 """
 
 from collections import OrderedDict
@@ -30,28 +29,28 @@ from rollout_dispatcher.core.buffer.entry import Entry, Lowest
 from rollout_dispatcher.core.facts import AppendFact, GroupEnded
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 
-#: Groups that are remembered of which no member was accepted, some hundred bytes each.
+#: Remembered groups without an accepted member, some hundred bytes each.
 MAX_LACKING = 65_536
-#: Letters of a reason that are remembered: it may quote an id or two, and more would add up.
+#: Characters of a reason that are remembered, enough to quote two ids.
 MAX_LETTERS = 300
 
 
 @dataclass(slots=True)
 class _Lacking:
-    """missing: members still to be refused, None if nobody knows how many."""
+    """A group without an accepted member. missing: members still to refuse, None if not known."""
 
     why: str
     missing: int | None
 
 
 class ClosedGroups:
-    """Remembers why; horizon: groups."""
+    """Ended groups with the reasons. horizon: number of them."""
 
     def __init__(self, horizon: int, append_fact: AppendFact) -> None:
         self._horizon, self._append = horizon, append_fact
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._lacking: OrderedDict[str, _Lacking] = OrderedDict()
-        #: Told of a group that is remembered, or may be used again.
+        #: Called with the id of a group that was closed.
         self.on_change: Callable[[str], None] = _ignore
 
     def __contains__(self, group_id: object) -> bool:
@@ -61,11 +60,11 @@ class ClosedGroups:
         return len(self._ended) + len(self._lacking)
 
     def restore(self, ended: Iterable[tuple[str, str]]) -> None:
-        """Remember again what an earlier process remembered, oldest first."""
+        """Restore the ended groups of an earlier process, oldest first."""
         self._ended.update(ended)
 
     def end(self, group_id: str, why: str = "") -> None:
-        """Close a group that had members: it is complete, or (why) was abandoned."""
+        """Close a group that had members. why: it was abandoned; empty if it is complete."""
         self._lacking.pop(group_id, None)
         if group_id in self._ended or not self._horizon:
             return
@@ -76,7 +75,7 @@ class ClosedGroups:
             self._ended.popitem(last=False)
 
     def lack(self, group_id: str, why: str, missing: int | None) -> None:
-        """No member of a group was accepted, and one never will be; `missing` may still come."""
+        """Close a group without an accepted member. missing: members that may still be pushed."""
         if missing == 0 or group_id in self:
             return
         self._lacking[group_id] = _Lacking(why, missing)
@@ -85,7 +84,7 @@ class ClosedGroups:
             self._lacking.popitem(last=False)
 
     def why_refused(self, group_id: str) -> str | None:
-        """In words, why a member that comes now is refused, and counted so; None if it is not."""
+        """Why a new member is refused, in words, and count the refusal; None if it is not."""
         if (why := self._ended.get(group_id)) is not None:
             if not why:
                 return f"group {group_id} is complete: all of its members have come"
@@ -101,10 +100,10 @@ class ClosedGroups:
 
 
 def _ignore(group_id: str) -> None:
-    """What `on_change` is until somebody waits for groups."""
+    """The default of `on_change`."""
 
 
-#: Groups that were told of before their first member.
+#: Groups that may be opened before their first member.
 MAX_EMPTY = 65_536
 
 
@@ -112,12 +111,12 @@ MAX_EMPTY = 65_536
 class OpenGroup:
     """A group that lacks members.
 
-    size: members in the end, None while nobody knows. lost: members that will never come.
-    serial: tells it from others of its id. number: its first sample's ticket, -1 while there is
-    none. oldest: the oldest policy version in it, None if none is tracked. grown: when the last
-    member came.
-    left: contributors that said goodbye. replaced: those under whose name another process is there.
-    restored: from an earlier process, which may have known of members that were lost.
+    size: final number of members, None while not known. lost: members that will never be accepted.
+    serial: identifies it among groups of its id. number: its first sample's ticket, -1 without one.
+    oldest: the oldest policy version in it, None if none is tracked. grown: time of the last
+    accepted member. left: contributors that left with a goodbye. replaced: those whose name another
+    process uses now. restored: whether it is from an earlier process, which may have known of lost
+    members.
     """
 
     group_id: str
@@ -128,7 +127,7 @@ class OpenGroup:
     oldest: int | None = None
     lost: int = 0
     entries: list[Entry] = field(default_factory=list)
-    #: Frozen, as most are empty, and an empty set of each group's own has 216 bytes.
+    #: Frozen sets, as most are empty, and an empty set takes 216 bytes.
     contributors: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     replaced: frozenset[str] = frozenset()
@@ -136,17 +135,17 @@ class OpenGroup:
 
     @property
     def missing(self) -> int | None:
-        """Members that are still to come, None while nobody knows."""
+        """Members that are still expected, None while not known."""
         return None if self.size is None else max(0, self.size - self.num_accounted)
 
     @property
     def num_accounted(self) -> int:
-        """Members of which is known what becomes of them: they have come, or never will."""
+        """Members that were accepted or lost."""
         return len(self.entries) + self.lost
 
     @property
     def size_to_report(self) -> int:
-        """What a member that comes now says of the size, in effect."""
+        """The `group_size` of a member that is accepted now."""
         return SIZE_AT_CLOSE if self.size is None else max(1, self.size - self.lost)
 
     @property
@@ -156,19 +155,19 @@ class OpenGroup:
 
     @property
     def tickets(self) -> tuple[int, ...]:
-        """Of the members that have come."""
+        """Tickets of its accepted members."""
         return tuple(entry.ticket for entry in self.entries)
 
     def __str__(self) -> str:
-        size = "a size told at close" if self.size is None else f"{self.size - self.lost}"
+        size = "a size set at close" if self.size is None else f"{self.size - self.lost}"
         return f"group {self.group_id} ({len(self.entries)} of {size})"
 
 
 class OpenGroups:
-    """Open groups by id, in the order in which they were opened.
+    """Open groups by id, in the order of their opening.
 
-    is_there: whether a producer is there, or may come back. timeout: seconds. closed: told of
-    groups that are open no more.
+    is_there: whether a producer is there or may come back. timeout: seconds. closed: records the
+    groups that end.
     """
 
     def __init__(
@@ -177,13 +176,13 @@ class OpenGroups:
         self._is_there, self.timeout, self.closed = is_there, timeout, closed
         self._groups: dict[str, OpenGroup] = {}
         self._of_producer: dict[str, dict[OpenGroup, None]] = {}
-        #: When to look at which group.
+        #: When each deserted group may be overdue.
         self._deserted: Lowest[str] = Lowest()
         self._serials = count()
         self._versions: Lowest[str] = Lowest()
-        self._untracked: dict[OpenGroup, None] = {}  # with members, none of which has a version
-        self._in_memory: dict[OpenGroup, None] = {}  # those of which any payload may be
-        #: Told of a group that comes, grows or goes, or has another size.
+        self._untracked: dict[OpenGroup, None] = {}  # with members, all without a version
+        self._in_memory: dict[OpenGroup, None] = {}  # groups with members that may be in memory
+        #: Called with the id of a group that is opened, grows, is closed or changes its size.
         self.on_change: Callable[[str], None] = _ignore
         #: Samples of all open groups.
         self.samples = 0
@@ -199,7 +198,7 @@ class OpenGroups:
         return self._groups.get(group_id)
 
     def open(self, group_id: str, size: int | None, now: float) -> OpenGroup:
-        """A group is told of before its first member, for which it does not wait for ever."""
+        """Open a group before its first member; without one it is overdue after `timeout`."""
         group = self._begin(group_id, size, now)
         self._await(group)
         return group
@@ -210,7 +209,7 @@ class OpenGroups:
         return group
 
     def of(self, sample: Sample, now: float) -> OpenGroup:
-        """The group of this sample, which begins with it if it is not open."""
+        """The group of this sample, opened if it is not open."""
         assert sample.group_id is not None
         group = self._groups.get(sample.group_id)
         if group is None:
@@ -221,7 +220,7 @@ class OpenGroups:
         return group
 
     def add(self, group: OpenGroup, entry: Entry, now: float) -> None:
-        """A member has come."""
+        """Add an accepted member."""
         if not group.entries:
             group.number = entry.ticket
             self._untracked[group] = None
@@ -237,7 +236,7 @@ class OpenGroups:
             group.contributors |= {entry.producer}
             self._of_producer.setdefault(entry.producer, {})[group] = None
         group.left -= {entry.producer}
-        if not self._is_there(entry.producer):  # else it is waited for
+        if not self._is_there(entry.producer):  # else the group waits for it
             self._await(group)
 
     def _note_version(self, group: OpenGroup, version: int | None) -> None:
@@ -247,10 +246,10 @@ class OpenGroups:
             self._untracked.pop(group, None)
 
     def remove(self, group: OpenGroup, why: str | None) -> None:
-        """The group is open no more.
+        """Remove a group that is no longer open.
 
-        why: it was abandoned, in words; empty if it is complete; None if members may open a new
-        group of its id.
+        why: the reason for which it was abandoned; empty if it is complete; None if members may
+        open a new group of its id.
         """
         del self._groups[group.group_id]
         if why is not None and group.entries:
@@ -269,12 +268,12 @@ class OpenGroups:
             if not theirs:
                 del self._of_producer[producer]
 
-    # -- which are asked for -------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def before(self, version: int, *, untracked: bool) -> list[OpenGroup]:
-        """Groups with members that are older than this, and with `untracked` those of no version.
+        """Groups with members older than this; with `untracked` those without a version too.
 
-        Each is returned once, to be abandoned; in the order in which they were opened.
+        Each is returned once, to be abandoned, in the order of their opening.
         """
         found = [self._groups[group_id] for group_id in self._versions.take_below(version)]
         if untracked:
@@ -284,7 +283,7 @@ class OpenGroups:
     def youngest(self, *, in_stores: bool) -> OpenGroup:
         """The group with members that was opened last; there has to be one.
 
-        in_stores: one of which a member lies in a payload store, if there is any.
+        in_stores: prefer one with a member in a payload store.
         """
         youngest_first = (group for group in reversed(self._groups.values()) if group.entries)
         first = next(youngest_first)
@@ -304,27 +303,27 @@ class OpenGroups:
 
     @property
     def may_open_empty(self) -> bool:
-        """Whether one more may be opened before its first member."""
+        """Whether one more group may be opened before its first member."""
         return len(self._groups) < MAX_EMPTY
 
-    # -- which will never be whole -------------------------------------------------------------
+    # -- groups that will never be complete ----------------------------------------------------
 
     def producer_gone(self, producer: str, *, left: bool) -> None:
-        """A producer will not come back; left: it said goodbye."""
+        """A producer will not come back. left: whether it left with a goodbye."""
         for group in self._of_producer.get(producer, ()):
             if left:
                 group.left |= {producer}
             self._await(group)
 
     def producer_replaced(self, producer: str) -> None:
-        """Another process is there under this producer's name: the one before it has died."""
+        """Another process uses this producer's name: the one before has died."""
         for group in self._of_producer.get(producer, ()):
             group.replaced |= {producer}
 
     def has_died(self, group: OpenGroup) -> bool:
-        """Whether all who contributed are gone, none of them with a goodbye.
+        """Whether all contributors are gone without a goodbye.
 
-        Of those over HTTP, who are nobody, it is not known.
+        False for contributors over HTTP, which have no name.
         """
         return all(
             producer in group.replaced
@@ -333,7 +332,7 @@ class OpenGroups:
         )
 
     def overdue(self, now: float) -> list[OpenGroup]:
-        """Groups that nothing has come of for too long, and whose contributors are gone."""
+        """Groups whose last member is too old and whose contributors are gone."""
         found = []
         for group_id in self._deserted.take_below(nextafter(now, inf)):
             group = self._groups[group_id]
@@ -344,11 +343,11 @@ class OpenGroups:
         return found
 
     def next_deadline(self) -> float | None:
-        """When `overdue` may have something to say; None if nothing is waited for."""
+        """When `overdue` may return a group next; None if no group is deserted."""
         return self._deserted.lowest
 
     def _await(self, group: OpenGroup) -> None:
-        """See when it is overdue, if nobody is left who contributes to it."""
+        """Schedule the check whether a group without contributors is overdue."""
         if group.group_id not in self._deserted and not self._has_contributor(group):
             self._deserted.set(group.group_id, group.grown + self.timeout)
 

@@ -1,15 +1,15 @@
-"""Phases, and what a plan may choose from: samples of a phase that has ended go before newer ones.
+"""Phases, which bound the samples of a plan, and the staleness of samples.
 
-A phase that has ended is over once nothing of it is ready; while one is not, a step may be as small
-as what is left of it.
+Samples of an ended phase are planned before newer ones. The phase is over once none of its samples
+is ready; until then a step may be as small as the rest of the phase.
 
-`Freshness`: which weights wrote a sample, which will train on it, and what follows.
+`Freshness`: the policy versions that generate and train samples.
 
 Staleness of a sample is the policy version that its step will train with, minus its own. DP rank 0
-reports a version with the number of the first step that it trains with it; from there on the
-version rises by one every `steps_per_version` steps, as far as steps are planned and not committed.
-A sample that is exempt is never stale, nor is any before the first report; a group is judged by its
-oldest version, without members that are exempt.
+reports a version with the first step that it trains with it; from there on the version rises by one
+every `steps_per_version` steps, for steps that are planned and not committed. An exempt sample is
+never stale, nor is any before the first report; a group has the oldest version of its members
+without the exempt ones.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from rollout_planner.types import BoolArray
 
 
 class StalenessPolicy(StrEnum):
-    """What becomes of samples older than `max_staleness` policy versions."""
+    """The treatment of samples older than `max_staleness` policy versions."""
 
     DROP = "drop"
     PREFER_OLDEST = "prefer-oldest"
@@ -48,13 +48,13 @@ class Freshness:
         self._steps_per_version = steps_per_version
         self._first_step = 0
         self.reported: int | None = None
-        #: Steps committed although nobody could tell how old their samples were.
+        #: Steps committed without a reported version to judge their samples by.
         self.unjudged = 0
 
     def report(self, version: int, first_step: int) -> bool:
-        """DP rank 0 trains these weights from that step on; returns whether that is news.
+        """DP rank 0 trains these weights from `first_step` on; returns whether they are newer.
 
-        An older version than before changes nothing.
+        A version that is not newer changes nothing.
         """
         if self.reported is not None and version <= self.reported:
             return False
@@ -62,7 +62,7 @@ class Freshness:
         return True
 
     def committed(self, steps: int) -> None:
-        """The trainer has committed so many steps more."""
+        """The trainer has committed `steps` further steps."""
         if self._max_staleness is not None and self.reported is None:
             self.unjudged += steps
 
@@ -71,8 +71,8 @@ class Freshness:
         if self.reported is None:
             return None
         since = max(0, step.number - self._first_step)
-        # What is committed was applied to the weights that were reported, or the next report is
-        # on its way: only steps that are still to be trained can have made newer ones.
+        # Committed steps are in the reported weights, or their report is under way: only steps
+        # still to be trained can make newer weights.
         ahead = max(0, step.number - max(self._first_step, step.committed + 1))
         per_version = self._steps_per_version
         return self.reported + min(since // per_version, -(-ahead // per_version))
@@ -83,14 +83,14 @@ class Freshness:
         return self._max_staleness is not None and self._policy is _DROP
 
     def oldest(self, step: NextStep) -> int | None:
-        """The oldest version that a step may train on, if it is known and others are dropped."""
+        """The oldest version that a step may train on; None if unknown or nothing is dropped."""
         if self._max_staleness is None or not self.drops:
             return None
         version = self.training_version(step)
         return None if version is None else version - self._max_staleness
 
     def must_go(self, entries: list[Entry], step: NextStep, batch: int) -> BoolArray:
-        """Samples too stale for any step after that one: the oldest ones, about a batch."""
+        """Mark samples that are too stale for any later step: the oldest, up to `batch`."""
         due = np.zeros(len(entries), np.bool_)
         if self._max_staleness is None:
             return due
@@ -107,44 +107,44 @@ class Freshness:
 _DROP = StalenessPolicy.DROP
 
 
-#: Ended phases that may still have samples; steps are kept apart by no more of them.
+#: Ended phases that may still have samples; beyond it the oldest merges with the next.
 MAX_PHASES = 1024
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Phase:
-    """version: nothing older belongs to newer phases. ticket: the first sample after its end."""
+    """An ended phase. version: its samples are older. ticket: of the first sample after its end."""
 
     version: int
     ticket: int
 
     def precedes(self, entry: Entry) -> bool:
-        """Whether a sample belongs before its end; one without a version by when it came."""
+        """Whether a sample belongs before its end; without a version its ticket decides."""
         known = entry.version
         return entry.ticket < self.ticket if known is None else known < self.version
 
 
 class Phases:
-    """Ended phases that may still have samples, oldest first; batch: units that a step needs."""
+    """Ended phases that may still have samples, oldest first. batch: units that a step needs."""
 
     def __init__(self, buffer: SampleBuffer, batch: int) -> None:
         self._buffer, self._batch = buffer, batch
         self._ended: list[_Phase] = []  # a heap
         self._versions: set[int] = set()
-        self._looked_at = -1
-        #: Whether any phase has ended: samples of different versions are kept apart.
+        self._checked_at = -1
+        #: Whether any phase has ended, so that steps separate versions.
         self.in_use = False
 
     def end(self, version: int) -> None:
-        """Samples older than `version`, and unknown ones that are here, go before what is newer."""
+        """Plan samples older than `version`, and unversioned buffered ones, before newer ones."""
         self.in_use = True
         if version not in self._versions:
             self._buffer.watch_versions()
             self._versions.add(version)
             heappush(self._ended, _Phase(version, self._buffer.next_ticket))
-            if len(self._ended) > MAX_PHASES:  # what is older than it goes with the next
+            if len(self._ended) > MAX_PHASES:  # its samples are planned with the next
                 self._versions.discard(heappop(self._ended).version)
-            self._looked_at = -1
+            self._checked_at = -1
 
     @property
     def flushing(self) -> bool:
@@ -152,28 +152,28 @@ class Phases:
         return bool(self._ended)
 
     def window(self, limit: int) -> list[Entry]:
-        """The samples that the next plan may choose from, oldest first, of so many units."""
+        """Samples for the next plan to choose from, oldest first, of at most `limit` units."""
         self._forget_empty()
         return self._buffer.ready(limit, self._ended[0].precedes if self._ended else None)
 
     def count(self, limit: int) -> int:
-        """How many units are ready for the next plan, and at most `limit` of them in a phase."""
+        """Units that are ready for the next plan; within a phase at most `limit`."""
         if not self._ended:
             return self._buffer.ready_units
         found = self.window(limit)
         return self._buffer.units_of(found) if self._ended else self._buffer.ready_units
 
     def units_short(self) -> int:
-        """Units that are ready fewer than a step needs; 0 or less if one could be planned."""
+        """Units that a step still needs; 0 or less if one can be planned."""
         if self._ended:
             self._forget_empty()
         return 0 if self._ended else self._batch - self._buffer.ready_units
 
     def _forget_empty(self) -> None:
-        """A phase of which nothing is ready is over; only what leaves can bring that about."""
-        if self._looked_at == self._buffer.removals:
+        """Forget phases without ready samples; only a removal can cause one."""
+        if self._checked_at == self._buffer.removals:
             return
-        self._looked_at = self._buffer.removals
+        self._checked_at = self._buffer.removals
         ages = self._buffer.drop_index
         while self._ended and not ages.has_before(self._ended[0].version, self._ended[0].ticket):
             self._versions.discard(heappop(self._ended).version)

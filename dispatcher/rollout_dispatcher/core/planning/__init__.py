@@ -1,1 +1,1 @@
-"""When a step is planned, what the planner is asked, and what becomes of its answer."""
+"""Planning: the trigger of a step, the planner's input, and its result."""

@@ -1,66 +1,66 @@
-"""Frames being received: how much memory all of them may have, and who waits for some.
+"""Bounds the memory of frames that are being received, and queues frames beyond the bound.
 
-A frame has its memory before its bytes are there, so it is counted whole from when it is let in
-until its message was handed on; from then on it is the buffer's, or a held push's.
+A frame's memory is allocated before its bytes arrive, so the whole frame counts from its admission
+until its message was handed on; from then on the buffer or a blocked push owns the memory.
 
-- At most `limit` bytes at a time. A frame that finds no room waits in line, first come first
-  served. A large frame is let in whatever its size when no other is being received, so that one
-  larger than the limit does not wait for ever.
-- Small frames are counted and never wait: all of them together are a `SMALL_BYTES` a connection.
-- Nobody holds the line up for long. While others wait, a frame of which nothing comes within
-  `patience` seconds is given up. Of those that came more slowly than `MIN_RATE` the slowest are, as
-  many as the first in line needs; the others get another `patience`, so that where a link is slow
-  for everybody most frames arrive all the same. While nobody waits, a frame may take its time.
-- Nobody stands behind many others' bytes at the journal. While more than `BEHIND_BYTES` that were
-  handed on are not durable, no large frame is let in, and those under way are not read from: of
-  sixteen floods one after the other becomes whole, and a small push between them waits for what the
-  journal has by then, not for all that they have sent.
+- At most `limit` bytes at a time; further frames wait in a queue, first come first served. A large
+  frame is always admitted when no other is being received, so that one larger than the limit does
+  not wait for ever.
+- Small frames are counted and never wait: they are at most `SMALL_BYTES` per connection.
+- No frame blocks the queue for long. While others wait, a frame that receives no byte within
+  `patience` seconds is given up. Of those slower than `MIN_RATE` only the slowest are, as many as
+  the first in the queue needs; the others get another `patience`, so that most frames still arrive
+  over a link that is slow for all. While none waits, a frame may take any time.
+- No small push waits behind many large ones at the journal. While more than `BEHIND_BYTES` of
+  handed-on frames are not durable, no large frame is admitted, and those being received are paused:
+  sixteen floods complete one after the other, and a small push waits only for bytes that the
+  journal already has.
 
-Pure: time is an argument, and whoever is let in or given up is told by the caller's own methods.
+Pure: time is an argument, and receivers are admitted or given up through the caller's methods.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-#: To wait with less than this takes longer than to receive it.
+#: Below this size, waiting takes longer than receiving.
 SMALL_BYTES = 64 * 1024
-#: Bytes a second that a frame has to come at, on average over `patience`, while others wait.
+#: Bytes per second that a frame has to reach on average over `patience` while others wait.
 MIN_RATE = 2**20
-#: Bytes that may wait for the journal before no large frame comes to them: what a good disk writes
-#: in some ten milliseconds, and enough for its writes to be long.
+#: Bytes waiting for the journal above which no large frame is admitted: what a good disk writes in
+#: some ten milliseconds, and enough for efficient writes.
 BEHIND_BYTES = 8 * 2**20
 
 
 class Receiver(Protocol):
-    """Whoever receives one frame after the other."""
+    """A receiver of consecutive frames."""
 
     @property
     def filled(self) -> int | None:
-        """Bytes of its frame that have arrived; None where its pace is no concern of ours."""
+        """Bytes of its frame that have arrived; None if its pace does not count."""
 
     def let_in(self) -> None:
-        """The frame that waited is counted, and may have memory."""
+        """The waiting frame is counted, and may have memory."""
 
     def pause_reading(self) -> None:
-        """Receive nothing more of the frame until `resume_reading`."""
+        """Stop receiving until `resume_reading`."""
 
     def resume_reading(self) -> None:
-        """Go on receiving."""
+        """Receive again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """How much of a frame had arrived when."""
+    """Bytes of a frame that had arrived at a time."""
 
     at: float
     filled: int
 
 
 class Receiving:
-    """The frames that are being received, and the line of those that wait.
+    """Frames that are being received, and the queue of those that wait.
 
-    limit: bytes. patience: seconds. nbytes: of memory that frames have at present.
+    limit: bytes. patience: seconds. nbytes: memory of frames at present.
     """
 
     def __init__(self, limit: int, patience: float) -> None:
@@ -73,19 +73,19 @@ class Receiving:
 
     @property
     def waiting(self) -> Collection[Receiver]:
-        """Those in line, in order, and those whose frames are put off."""
+        """Receivers in the queue, in order, and paused ones."""
         return (*self._line, *self._paused)
 
     def claim(self, who: Receiver, nbytes: int) -> bool:
-        """Count so many bytes more for `who`, if it need not wait in line."""
+        """Count `nbytes` more bytes for `who`, unless it has to wait in the queue."""
         if nbytes >= SMALL_BYTES and self._is_behind:
             return False
         return self.claim_now(who, nbytes)
 
     def claim_now(self, who: Receiver, nbytes: int) -> bool:
-        """The same for who cannot stand in line: if there is room and nobody waits for it.
+        """The same for receivers that cannot wait: only if there is room that none waits for.
 
-        What comes in small parts, as a body in chunks may, is as large as all of them.
+        The parts of a body that arrives in chunks count as one frame.
         """
         awaited = self._line and not self._is_behind
         is_large = self._shares.get(who, 0) + nbytes >= SMALL_BYTES
@@ -95,11 +95,11 @@ class Receiving:
         return True
 
     def wait(self, who: Receiver, nbytes: int) -> None:
-        """Stand in line; `who` is let in when its turn has come."""
+        """Queue `who`; it is admitted by `let_in`."""
         self._line[who] = nbytes
 
     def done(self, who: Receiver) -> None:
-        """The frame of `who` was handed on, or will not come; likewise if it stood in line."""
+        """The frame of `who` was handed on, or will not complete; also while it is queued."""
         nbytes = self._shares.pop(who, 0)
         if nbytes:
             self.nbytes -= nbytes
@@ -124,7 +124,7 @@ class Receiving:
         return nbytes
 
     def durable(self, nbytes: int) -> None:
-        """So many of these bytes wait no more."""
+        """`nbytes` of these bytes are durable."""
         self._behind -= nbytes
         if not self._is_behind:
             paused, self._paused = self._paused, []
@@ -132,12 +132,12 @@ class Receiving:
                 who.resume_reading()
             self._let_in()
 
-    # -- what comes too slowly --------------------------------------------------------------
+    # -- slow frames ------------------------------------------------------------------------
 
     def too_slow(self, now: float, away: float = 0.0) -> list[Receiver]:
-        """Whose frames are to be given up for those who wait; to be asked now and then.
+        """Receivers whose frames are to be given up for waiting ones; call it regularly.
 
-        away: seconds since the last time in which this process was stopped, which count for none.
+        away: seconds since the last call in which this process was stopped, which do not count.
         """
         if not self._line:
             self._marks.clear()
@@ -153,7 +153,7 @@ class Receiving:
         return chosen
 
     def _overdue(self, now: float, away: float) -> Iterator[tuple[int, Receiver]]:
-        """Frames that came too slowly over their last `patience`, with what came of them."""
+        """Receivers too slow over their last `patience` seconds, with their bytes in that time."""
         for who in self._shares:
             filled, mark = who.filled, self._marks.get(who)
             if filled is None or mark is None:

@@ -1,8 +1,8 @@
-"""Clients that open payload stores, as far as they are connected: asked to release objects.
+"""Sends the core's requests to connected clients that open payload stores: release, list objects.
 
-The core says who is to do what. Whoever says goodbye while nobody else is there is held for a
-moment, until the list of releases is empty: what the last step has used up is known only when its
-last DP rank commits it, and leaves.
+The core assigns the requests. The goodbye of the last such client is answered once the list of
+releases is empty: the objects of the last step become free only when its last DP rank commits it
+and leaves.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from rollout_dispatcher.service.connections.peer import Peer
 
 log = logging.getLogger(__name__)
 
-#: How long a goodbye is held; a client waits for five seconds, and takes it for a loss then.
+#: Seconds for which a goodbye is held; a client counts it as lost after five.
 HELD_SECONDS = 3.0
 
 
 class StoreWorkers:
-    """By name: the client's, behind its role."""
+    """Connected workers by name (role and client)."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class StoreWorkers:
         self._held: dict[str, asyncio.TimerHandle] = {}
 
     def there(self, peer: Peer) -> None:
-        """It was welcomed, or will be before it hears anything else."""
+        """A peer is welcomed; the welcome is its first message."""
         if self._has_stores and peer.opens_stores:
             self._peers[str(peer)] = peer
             self._report(references.WorkerThere(str(peer)))
 
     def gone(self, peer: Peer) -> None:
-        """Its connection is over, or begins anew."""
+        """A peer's connection has ended, or begins anew."""
         name = str(peer)
         if self._peers.get(name) is peer:
             del self._peers[name]
@@ -55,7 +55,7 @@ class StoreWorkers:
             self._report(references.WorkerGone(name))
 
     def ask(self, effect: FreeRequested | SweepRequested) -> None:
-        """Tell a worker what the core wants of it; one that has gone is not expected to answer."""
+        """Send a worker the core's request, if it is still connected."""
         peer = self._peers.get(effect.worker)
         if peer is None:
             return
@@ -66,7 +66,7 @@ class StoreWorkers:
             peer.send(m.Sweep(number=effect.number, store=effect.store, prefix=effect.prefix))
 
     def answered(self, peer: Peer, message: m.Freed | m.Swept) -> None:
-        """A worker has done what it was asked, or could not."""
+        """A worker has answered a request."""
         name = str(peer)
         if message.why:
             fields = {"event": "release-failed", "peer": name}
@@ -80,7 +80,7 @@ class StoreWorkers:
         self._let_go_if_done()
 
     def acknowledge_bye(self, peer: Peer) -> None:
-        """It has said goodbye: answer behind what it said before, and once it is not needed."""
+        """Answer a goodbye behind earlier messages, once the peer is not needed."""
         name = str(peer)
         if self._peers.get(name) is not peer:
             self._barrier.after(peer.acknowledge_bye)
@@ -95,7 +95,7 @@ class StoreWorkers:
             self._let_go(name)
 
     def _let_go(self, name: str) -> None:
-        """Answer its goodbye, if it waits for that."""
+        """Answer the held goodbye of a peer, if there is one."""
         if (timer := self._held.pop(name, None)) is None:
             return
         timer.cancel()

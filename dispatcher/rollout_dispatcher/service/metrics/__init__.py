@@ -1,1 +1,1 @@
-"""Prometheus metrics: snapshots that are read at each scrape, and histograms."""
+"""Prometheus metrics: snapshots read at each scrape, and histograms."""
