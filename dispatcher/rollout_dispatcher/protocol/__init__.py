@@ -1,1 +1,1 @@
-"""The sample plane without IO: bytes to messages and back, and who may say what when."""
+"""The wire protocol without IO: bytes to messages and back, and each state's legal messages."""

@@ -1,4 +1,4 @@
-"""The record of a run: what arrived, was planned and took how long, in files to look at later.
+"""The record of a run: files with its arrivals, plans and times, for later analysis.
 
 A segment (`record-000001.jsonl.gz`, the highest number the newest) is gzip with a member a write,
 one JSON object a line. Its first line is its header: `event` is `segment`; `format` 1; `number`;

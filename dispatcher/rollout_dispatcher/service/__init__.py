@@ -1,1 +1,1 @@
-"""The asyncio shell: carries what peers say to the core, and performs what it decides."""
+"""The asyncio shell: passes messages of peers to the core, and performs its effects."""

@@ -1,1 +1,1 @@
-"""What-if runs: a length trace through the very core and planner that serve."""
+"""Simulated runs: a trace of lengths through the core and planner of `dispatcher serve`."""

@@ -1,1 +1,1 @@
-"""Sockets under asyncio: plain and TLS, without joining or copying what they carry."""
+"""Sockets under asyncio: plain and TLS, without joining or copying buffers."""

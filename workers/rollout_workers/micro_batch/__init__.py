@@ -1,1 +1,1 @@
-"""What one DP rank feeds to one forward and backward pass, from the bytes that came for it."""
+"""Micro-batches: the input of one forward and backward pass, made from received bytes."""

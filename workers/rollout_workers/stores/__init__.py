@@ -1,1 +1,1 @@
-"""Payload stores: engines that keep payloads outside of the dispatcher, which has references."""
+"""Payload stores: engines that keep payloads outside of the dispatcher, by reference."""

@@ -1,1 +1,1 @@
-"""What each micro-batch took on this rank, and how much of that it was blocked in collectives."""
+"""Measures the time of each micro-batch on this rank, and its share blocked in collectives."""

@@ -1,1 +1,1 @@
-"""What is accepted and not yet planned: samples, groups, caps, freshness."""
+"""The sample buffer: accepted samples not planned yet, their groups, caps and staleness."""

@@ -1,1 +1,1 @@
-"""When a step is planned, what the planner is asked, and what becomes of its answer."""
+"""Decides when to plan a step, calls the planner, and opens or rejects its plan."""

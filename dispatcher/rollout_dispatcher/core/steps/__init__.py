@@ -1,1 +1,1 @@
-"""The step ledger: open steps from plan to commit, and those kept for a rewind."""
+"""The step ledger: open steps from plan to commit, and committed steps kept for a rewind."""

@@ -1,1 +1,1 @@
-"""Connections of the sample plane, and which of them speaks for which client."""
+"""Connections of the sample plane, and the client that each belongs to."""

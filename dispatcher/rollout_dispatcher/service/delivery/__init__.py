@@ -1,1 +1,1 @@
-"""Steps on their way to DP ranks: announced, then handed out a micro-batch at a time."""
+"""Delivery of steps to DP ranks: the header first, then one micro-batch at a time."""
