@@ -34,8 +34,8 @@ def shown(row: dict[str, Any], side: str) -> str:
 
 
 RANDOM_CELLS = (
-    "random | peers | cases | 95 % of them | worst | with as many micro-batches | "
-    "with their price | over the cap: we, they"
+    "random | peers | cases | 95th percentile | worst | worst, equal number of micro-batches | "
+    "worst, with micro-batches' start cost | cases over the cap: ours, theirs"
 )
 
 

@@ -90,7 +90,7 @@ def fitted_table() -> str:
         )
         for row in found.figures
     ]
-    return _table("cost | first twenty steps | the others | of each round", rows, found)
+    return _table("cost | first 20 steps | later steps | later steps, each round", rows, found)
 
 
 def uneven_table() -> str:
@@ -131,8 +131,9 @@ def blocks_table() -> str:
         if row["split"] > 0
     ]
     return _table(
-        "lengths, batch/ranks | ranks meet, token budget | excess % without | with | largest of a "
-        "step | bound | samples split % | whole samples: more bytes % | ms to plan",
+        "lengths, batch/ranks | ranks meet, token budget | excess % without splits | "
+        "with splits | with splits, worst step | bound | samples split % | "
+        "whole samples: more bytes % | ms to plan",
         rows,
         found,
     )
@@ -185,7 +186,7 @@ def mix_table() -> str:
     ]
     return _table(
         "lengths, batch/ranks | window | bound | excess % | weight of the longest 1 % | "
-        "under `token-mean-expected` | steps without them %",
+        "their weight under `token-mean-expected` | steps without any of these %",
         rows,
         found,
     )
@@ -209,7 +210,10 @@ def seams_table() -> str:
         rows.append((seam, *means(real), *means(at_random), behind))
     versions = dict.fromkeys(f"{row['seam'].split()[0]} {row['version']}" for row in found.figures)
     table = _table(
-        "seam | theirs, real lengths % | ours | theirs, random cases % | ours | behind", rows, found
+        "seam | theirs, real lengths % | ours, real lengths % | theirs, random % | "
+        "ours, random % | behind",
+        rows,
+        found,
     )
     return f"{table}\nWith {', '.join(versions)}."
 
@@ -252,7 +256,8 @@ def training_table() -> str:
         for row in found.figures["rows"]
     ]
     return _table(
-        "row | tokens/s (lowest to highest) | of dataloader's | waiting for ranks | for data",
+        "row | tokens/s (lowest to highest) | over `dataloader` | waiting for ranks | "
+        "waiting for data",
         rows,
         found,
     )
@@ -271,7 +276,7 @@ def plane_table() -> str:
         for row in found.figures
         if row["name"].startswith(PLANE)
     ]
-    return _table("row | value | lowest to highest, runs | beside", rows, found)
+    return _table("row | value | lowest to highest, runs | compared with", rows, found)
 
 
 def inline_limit_table() -> str:
@@ -293,7 +298,7 @@ def inline_limit_table() -> str:
     ]
     return _table(
         "samples a push | a sample | inline: producer, dispatcher, ranks | by reference | "
-        "all, over inline (quartiles) | the dispatcher's",
+        "all, reference over inline (quartiles) | dispatcher, reference over inline",
         rows,
         found,
     )

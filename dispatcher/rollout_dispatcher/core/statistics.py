@@ -274,7 +274,7 @@ class Statistics(_Table):
         lambda parts: parts.selection_bias.distance)
     selection_bias_chance: float = _gauge(
         "selection_bias_chance_ratio",
-        "What chance alone keeps dispatcher_selection_bias_ratio below in 95 % of draws.",
+        "95th percentile of dispatcher_selection_bias_ratio for random draws.",
         lambda parts: parts.selection_bias.chance)
     objects: ObjectStatistics = _value(ObjectStatistics.of)  # noqa: RUF009  as `field`
 

@@ -1,1 +1,1 @@
-"""Who trains on what: the chosen samples over DP ranks and micro-batches."""
+"""Splits the samples of a step over DP ranks and micro-batches."""

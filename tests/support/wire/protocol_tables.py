@@ -27,7 +27,7 @@ def offer() -> str:
 
 def states() -> str:
     """The dispatcher's states, a row each: a client's are their mirror."""
-    found = ["| state | the dispatcher may say | it may hear |", "|---|---|---|"]
+    found = ["| state | the dispatcher sends | the dispatcher receives |", "|---|---|---|"]
     for state in SessionState:
         said, heard = (_moves(table[Side.DISPATCHER], state) for table in (SENDS, RECEIVES))
         if said or heard:

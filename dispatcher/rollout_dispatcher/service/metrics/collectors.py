@@ -65,7 +65,7 @@ def of_core(core: DispatcherCore, at: Statistics, now: float) -> Iterator[Metric
     text = "Samples (or groups) that the strategy chooses from: a full window, or a batch."
     yield family(GAUGE, "window_samples", text, core.config.trigger.window)
     mix = core.step_mix  # of single steps, over the last hundred; None before the first
-    text = "Weight under token-mean of a loss token of the longest 1 % of samples, mean token 1."
+    text = "Weight under token-mean of a loss token of the longest 1 % of samples, over the mean."
     yield family(GAUGE, "long_sample_weight_ratio", text, getattr(mix, "long_weight", None))
     text = "Share of steps without any of the longest 1 % of samples."
     yield family(
@@ -73,7 +73,7 @@ def of_core(core: DispatcherCore, at: Statistics, now: float) -> Iterator[Metric
     )
     text = "Standard deviation of the steps' planned work over its mean."
     yield family(GAUGE, "step_work_variation_ratio", text, getattr(mix, "work_variation", None))
-    text = "Kolmogorov-Smirnov distance of a single step's lengths from all arrivals', mean."
+    text = "Mean Kolmogorov-Smirnov distance between lengths of one step and of all arrivals."
     yield family(GAUGE, "step_selection_bias_ratio", text, getattr(mix, "ks_step", None))
     buckets = [(f"{bound - 1:.1f}", below) for bound, below in at.lengths.octaves]
     yield HistogramMetricFamily(
@@ -111,7 +111,7 @@ def of_measured(at: MeasuredStatistics, *, per_rank: bool) -> Iterator[Metric]:
             for dp_rank, value in enumerate(seconds[row].round(_DIGITS).tolist()):
                 found.add_metric([cost_key, str(dp_rank)], value)
         yield found
-    text = "Seconds a unit of planned cost over the median rank's; 1 is as fast as that."
+    text = "Seconds per unit of planned cost, relative to the median rank."
     slowness = enumerate(at.slowness.round(_DIGITS).tolist())
     known = {dp_rank: value for dp_rank, value in slowness if not math.isnan(value)}
     yield family(GAUGE, "rank_slowness_ratio", text, known, "dp_rank")

@@ -120,8 +120,8 @@ class Metrics:
         self.redeliveries = counter("redeliveries", "Open steps delivered again.", "reason")
         self._planned_cost = counter(
             "planned_cost",
-            "Estimated time of planned steps, in cost: if no rank waited (even), at best (bound), "
-            "as planned, as a plain split has it (baseline).",
+            "Estimated cost of planned steps, by split: without waits (even), a lower bound "
+            "(bound), as planned (planned), by a plain split (baseline).",
             "split",
         )
         self._dispatched_bytes = counter("dispatched_bytes", "Payload bytes of planned samples.")
@@ -185,7 +185,7 @@ class Metrics:
         )
         self.rank_wait_duration = histogram(
             "rank_wait_duration_seconds",
-            "Time a rank's training loop was blocked waiting for a step, once it has it.",
+            "Time a rank's training loop waited for a step, observed when the step arrives.",
             _STEP_SECONDS,
         )
 
