@@ -145,13 +145,13 @@ class _Producer:
         Returns `DUPLICATE` or `CONFLICT` if a sample of this `sample_id` was accepted before, from
         any producer, with the same or with other content: this one is not trained on.
 
-        Raises SampleRefused for an unacceptable sample; RunFinished when nothing more is trained on:
-        the trainer has finished the run or has left for good, the stream has ended (StreamEnded) or
-        the dispatcher stops (ShuttingDown; these two are SampleRefused, too); after `timeout`
-        BufferFull, which names the cap, or PushTimeout, a TimeoutError, if the dispatcher named
-        none. A sample that was already sent then may still be accepted (the error or a note on it
-        says so); push it again with its `sample_id` from `error.sample_ids`: with a `timeout` a
-        sample without an id of yours is given one.
+        Raises SampleRefused for an unacceptable sample; RunFinished when nothing is trained on any
+        more: the trainer has finished the run or has left for good, the stream has ended
+        (StreamEnded) or the dispatcher stops (ShuttingDown; these two are SampleRefused, too);
+        after `timeout` BufferFull, which names the cap, or PushTimeout, a TimeoutError, if the
+        dispatcher named none. A sample that was already sent then may still be accepted (the error
+        or a note on it says so); push it again with its `sample_id` from `error.sample_ids`: with a
+        `timeout` a sample without an id of yours is given one.
         """
         sample = RolloutSample(
             fields, sample_id, group_id, group_size, policy_version, staleness_exempt
