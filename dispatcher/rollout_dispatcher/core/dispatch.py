@@ -566,12 +566,10 @@ class DispatcherCore:
         After a restart with steps that no saved checkpoint covers, ranks are expected; so are those
         that may not have received the end of their run, also in a new process group.
         """
-        generation = self._ledger.generation
-        awaited = self._checkpoints.num_retained > 0
-        if self._lifecycle.finished:
-            awaited = generation.inherited
-            if not generation.inherited and generation.missing:
-                return False
+        generation, finished = self._ledger.generation, self._lifecycle.finished
+        if finished and not generation.inherited and generation.missing:
+            return False
+        awaited = generation.inherited if finished else self._checkpoints.num_retained > 0
         return generation.deserted and not (awaited and not self._ledger.ranks)
 
     def waits_for(self, now: float) -> str:
