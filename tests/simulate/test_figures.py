@@ -142,7 +142,7 @@ def test_where_less_waiting_for_each_other_is_more_waiting_for_data_the_reason_s
     why = recommend(rows).why
     assert "window of 1.25 would save nothing" in why
     assert "Its excess is 15.1 %, against 16.4 %" in why
-    assert "ask with --arrivals steady" in why
+    assert "with --arrivals steady they do" in why
     assert "Its excess" not in recommend([rows[0], replace(rows[0], window=1.25)]).why
 
 

@@ -104,6 +104,7 @@ def test_simulate_takes_the_record_with_its_own_options(
     assert {run.window for run in result.runs} == {1, 1.25, 1.5, 2}
     assert result.recommendation is not None
     assert "for each other and" in result.recommendation.why
+    assert "% for data: rollout workers kept up" in result.recommendation.why
     assert result_of(result.to_json()) == result
 
 

@@ -157,12 +157,13 @@ def _simulate(
 
         runs = simulate(trace, settings, scenario, plans=plans, progress=progress)
     _show("")
+    ran = None if recording is None or own is None else as_it_ran(recording, own)
     return Result(
         trace=summary(trace),
         options={"trace": source} | options.written(),
         runs=runs,
-        recommendation=recommend(runs) if options.recommend else None,
-        recorded=None if recording is None or own is None else as_it_ran(recording, own),
+        recommendation=recommend(runs, ran.run if ran else None) if options.recommend else None,
+        recorded=ran,
     )
 
 

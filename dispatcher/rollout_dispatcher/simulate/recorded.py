@@ -168,11 +168,14 @@ def _plan(recording: Recording, step: RecordedStep, setting: Setting) -> Plan:
 
     Recorded costs are in units of the cost that was in use: another one once a fit replaced it.
     """
-    own = CostInUse(setting.core.cost).work(*_laid_out(recording, step)).prior.sum()
-    unit = float(own) / (float(step.cost.sum()) or 1.0)
+    tokens, counts = _laid_out(recording, step)
+    unit = 1.0
+    if step.cp_sizes is None:  # costs of split samples have what splitting adds, and are not fitted
+        own = CostInUse(setting.core.cost).work(tokens, counts).prior.sum()
+        unit = float(own) / (float(step.cost.sum()) or 1.0)
     return Plan(
         chosen=np.arange(len(step.tickets)),
-        counts=_laid_out(recording, step)[1],
+        counts=counts,
         cost=step.cost * unit,
         sync=setting.plan.sync,
         fifo_imbalance=step.fifo_imbalance,

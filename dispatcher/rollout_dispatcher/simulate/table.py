@@ -193,17 +193,17 @@ def _timing(run: Run) -> RankTime:
 # -- the recommended window -------------------------------------------------------------------
 
 
-def recommend(runs: Sequence[Run]) -> Recommendation:
+def recommend(runs: Sequence[Run], ran: Run | None = None) -> Recommendation:
     """The recommended window and the reason. Raises ConfigError if no row chooses from a window.
 
-    At the same price the smaller window wins.
+    At the same price the smaller window wins. ran: the recorded run, if it is one that is replayed.
     """
     windows = sorted((run for run in runs if looks_ahead(run.strategy)), key=lambda run: run.window)
     if not windows:
         raise ConfigError("--recommend needs --strategy window among the strategies")
     best = min(windows, key=_price)
     baseline = next((run for run in runs if run.strategy == Strategy.ROUND_ROBIN), None)
-    why = f"{_gain(best, windows, baseline)} {_limit(best, windows)}"
+    why = f"{_gain(best, windows, baseline)}{_rollouts_doing(best, ran)} {_limit(best, windows)}"
     split = next((run for run in runs if run.strategy.startswith("split")), None)
     return Recommendation(best.window, why if split is None else f"{why} {_splitting(best, split)}")
 
@@ -240,7 +240,7 @@ def _gain(best: Run, windows: Sequence[Run], baseline: Run | None) -> str:
     return (
         f"Run --window {best.window:g}: {what} {_waiting(best)}{of_what}{against}, and "
         f"samples are held back for {best.delay.mean:.2f} dispatches on average, "
-        f"{best.delay.max:.0f} at most.{_rollouts_doing(best)}"
+        f"{best.delay.max:.0f} at most."
     )
 
 
@@ -254,10 +254,17 @@ def _waiting(run: Run, *, short: bool = False) -> str:
     return f"{signed(of_stragglers)} of their time for each other and {signed(of_data)} for data"
 
 
-def _rollouts_doing(run: Run) -> str:
-    """A remark on waiting for data, if that is the larger part."""
+def _rollouts_doing(run: Run, ran: Run | None) -> str:
+    """A remark on waiting for data, if that is the larger part, or was none as it ran."""
     timing = run.timing
-    if timing is None or timing.waiting_for_data < max(MUCH, timing.waiting_for_stragglers):
+    if timing is None or timing.waiting_for_data < MUCH:
+        return ""
+    if ran is not None and ran.timing is not None and ran.timing.waiting_for_data < MUCH:
+        return (
+            f" As it ran they waited {signed(ran.timing.waiting_for_data)} for data: rollout "
+            "workers kept up with the trainer, so ask with --arrivals steady."
+        )
+    if timing.waiting_for_data < timing.waiting_for_stragglers:
         return ""
     return (
         " Waiting for data is no window's doing: samples come more slowly than they are trained "
@@ -287,7 +294,7 @@ def _limit(best: Run, windows: Sequence[Run]) -> str:
     return (
         f"{why} Its excess is {signed(rival.excess)}, against {signed(best.excess)}: what ranks "
         "wait less for each other they wait more for data, as samples come no sooner than in the "
-        "trace. If rollout workers waited for room in the buffer then, ask with --arrivals steady."
+        "trace; with --arrivals steady they do."
     )
 
 
