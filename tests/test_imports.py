@@ -31,8 +31,8 @@ WORD_MODULES = {
 }  # fmt: skip
 #: Functions that look for a module by its name.
 LOOK_UPS = {"find_spec", "import_module"}
-#: Verbs of conversation, for which the code has send, receive, report and others; the name of one
-#: fact in the journal is older.
+#: Verbs of conversation, for which the code has send, receive, report and others. The journal keeps
+#: the old name of one fact.
 DIALECT = re.compile(
     r"(?<![^\W_])(?:told|untold|said|tells?|hears?|heard)(?![^\W_])", re.IGNORECASE
 )

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-#: Gives memory for so many bytes; what is in it is overwritten.
+#: Allocates memory of so many bytes; its content is undefined.
 Memory = Callable[[int], memoryview]
 
-_BYTE = np.dtype(np.uint8)  # numpy finds its own type faster than the one it is of
+_BYTE = np.dtype(np.uint8)  # numpy handles its own dtype object faster than a Python type
 
 
 def uninitialised(nbytes: int) -> memoryview:
-    """Memory of its own; not zeroed, which would take about as long as to receive into it."""
+    """Fresh memory; not zeroed, which would take about as long as receiving into it."""
     return np.empty(nbytes, _BYTE).data
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """As many bytes from one to the other; unlike an assignment this lets other threads run."""
+    """Copy between views of equal size; unlike an assignment it releases the GIL."""
     np.copyto(np.frombuffer(target, _BYTE), np.frombuffer(source, _BYTE))

@@ -1,10 +1,10 @@
 """A plain stream socket as an asyncio transport that neither joins nor copies its buffers.
 
 asyncio's own receives into one buffer at a time and joins the buffers of a write; here a protocol
-offers many buffers (`get_buffers`) and gathered writes go out as they are. Writes of one turn of
-the event loop leave together. Invariants: bytes leave in the order in which they were written;
-`connection_lost` is called once, after everything else; a peer that does not read costs the bytes
-that were written before `pause_writing`, as references rather than copies.
+offers many buffers (`get_buffers`), and gathered writes are sent without a copy. Writes of one
+iteration of the event loop are sent together. Invariants: bytes are sent in the order in which they
+were written; `connection_lost` is called once, as the last call; for a peer that does not read, the
+transport refers to the bytes written before `pause_writing`, and copies none.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
 from rollout_dispatcher.transport.turns import Turns, turns_of
 
-#: Write at once, rather than at the end of the turn, from this much on: each write wakes the peer,
-#: so a few micro-batches go together.
+#: Bytes from which on to write at once, rather than at the end of the iteration: each write wakes
+#: the peer, so a few micro-batches are sent together.
 WRITE_AT_ONCE_BYTES = 512 * 1024
-#: Written before others get their turn, to a peer that reads as fast as we write.
+#: Bytes written before others get their turn, to a peer that reads as fast as they are written.
 WRITE_BYTES = 2 * 1024 * 1024
 #: The protocol is paused while more than this is unsent, and resumed once it is all sent.
 HIGH_WATER_BYTES = 64 * 1024
@@ -26,8 +26,9 @@ HIGH_WATER_BYTES = 64 * 1024
 class StreamProtocol(asyncio.BufferedProtocol):
     """asyncio's BufferedProtocol that offers several buffers at a time.
 
-    reads_at_once: how often to receive, while there is more, before others get their turn.
-    readable_since: by the event loop's clock, when what is received now may have been there.
+    reads_at_once: number of reads, while there is more, before others get their turn.
+    readable_since: earliest time at which the bytes received now may have arrived, by the event
+    loop's clock.
     """
 
     reads_at_once = 1
@@ -38,7 +39,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         return self.get_buffers()[0]
 
     def get_buffers(self) -> list[memoryview]:
-        """Memory for the next bytes, in order; none of it empty, at most IOV_MAX pieces."""
+        """Memory for the next bytes, in order; no piece empty, at most IOV_MAX pieces."""
         raise NotImplementedError
 
 
@@ -135,7 +136,7 @@ class StreamTransport(asyncio.Transport):
         return self._outbox.nbytes
 
     def copy_unsent(self) -> None:
-        """Copy what is not sent: the buffers that were written may change from now on."""
+        """Copy unsent bytes: the written buffers may change from now on."""
         self._outbox.copy()
 
     def can_write_eof(self) -> bool:
@@ -143,7 +144,7 @@ class StreamTransport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """Nothing more will be written: send the end of the stream behind the rest."""
+        """Send the end of the stream behind all written bytes."""
         self._ends = True
         self._write()
 
@@ -199,11 +200,11 @@ class StreamTransport(asyncio.Transport):
     # -- the end ----------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or will be once everything is sent."""
+        """Whether it is closed, or closes once everything is sent."""
         return self._closing
 
     def close(self) -> None:
-        """Close once everything is sent; nothing more is received or taken on."""
+        """Close once everything is sent; nothing more is received or written."""
         if not self._closing:
             self._closing = True
             self.pause_reading()
@@ -227,7 +228,7 @@ class StreamTransport(asyncio.Transport):
         self._outbox.clear()
         if not self._lost:
             self._lost = True
-            # In a later turn: this may be inside a call of the protocol's.
+            # In a later iteration: this may be inside a call of the protocol.
             self._loop.call_soon(self._call_connection_lost, error)
 
     def _call_connection_lost(self, error: Exception | None) -> None:

@@ -46,17 +46,17 @@ class SampleBuffer:
     ) -> None:
         self.limits, self.groups = limits, groups
         self._keep_groups_whole, self._by_groups = keep_groups_whole, by_groups
-        #: The schema of every sample of the run, and in words where it comes from; None until a
-        #: sample is accepted, unless it is declared.
+        #: The schema of the run's samples, and its origin in words. Unless declared, None until the
+        #: first sample is accepted.
         self.schema: Schema | None = None
         self.schema_source = ""
         #: Ready samples by version and length.
         self.drop_index = DropIndex(too_long, limits.micro_batch)
-        #: Of all samples that are here, ready or not.
+        #: The amount of all buffered samples, ready or not.
         self.held = Amount()
         self._ready: dict[int, Entry] = {}  # by ticket, oldest first
         self._ready_tokens = 0
-        #: Samples or groups that a plan may choose from.
+        #: Number of ready units.
         self.ready_units = 0
         #: The ticket of the next sample.
         self.next_ticket = 0
@@ -70,7 +70,7 @@ class SampleBuffer:
 
     @property
     def units(self) -> str:
-        """What is counted: samples or groups."""
+        """The unit of counts: samples or groups."""
         return "groups" if self._by_groups else "samples"
 
     @property
@@ -89,7 +89,7 @@ class SampleBuffer:
         return self._ready.values()
 
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
-        """What a plan may choose from, of the first `limit` units, no group cut in two."""
+        """Ready samples of the first `limit` units, groups whole."""
         values: Iterator[Entry] = iter(self._ready.values())
         if keep is not None:
             values = filter(keep, values)
@@ -104,12 +104,12 @@ class SampleBuffer:
         return found
 
     def units_of(self, entries: Collection[Entry]) -> int:
-        """How many units these samples are, of which groups are whole."""
+        """Number of units of these samples, groups whole."""
         if not self._by_groups:
             return len(entries)
         return len({(entry.group, -1 if entry.group >= 0 else entry.ticket) for entry in entries})
 
-    # -- who may come in --------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------
 
     def check(self, sample: Sample) -> None:
         """Raise SampleRefused if this sample can never be accepted."""
@@ -140,11 +140,11 @@ class SampleBuffer:
             )
 
     def _takes(self, schema: Schema) -> bool:
-        """Whether samples of this schema may come in."""
+        """Whether samples of this schema may be accepted."""
         return self.schema is None or schema is self.schema or schema == self.schema
 
     def _other_fields(self, sample: Sample) -> SampleRefused:
-        """Why a sample of this schema may not; says how it differs, and what to do."""
+        """The refusal of a sample with another schema: the difference, and a remedy."""
         assert self.schema is not None
         remedy = "push these fields, or change --fields"
         if self.schema_source != DECLARED:
@@ -245,9 +245,7 @@ class SampleBuffer:
         return sample.group_id is not None and self.groups.get(sample.group_id) is not None
 
     def soft_cap(self, units: int = 0, tokens: int = 0) -> BufferFull | None:
-        """The soft cap that is reached, or would be with this many more ready units and tokens;
-        None if none.
-        """
+        """The soft cap that is reached, or would be with so many more units and tokens, or None."""
         limits = self.limits
         if self.ready_units + units >= limits.samples:
             return BufferFull(self.units, self.ready_units, limits.samples)
@@ -264,9 +262,7 @@ class SampleBuffer:
         return max(0, limits.samples - self.ready_units)
 
     def hard_cap(self, nbytes: int, referenced: int = 0) -> BufferFull | None:
-        """The hard cap that this many more bytes, in memory and in stores, would exceed; None if
-        none.
-        """
+        """The hard cap that so many more bytes, in memory and in stores, would exceed, or None."""
         buffered, limits = self.held, self.limits
         if buffered.nbytes + nbytes > limits.nbytes:
             return BufferFull(MEMORY_CAP, buffered.nbytes, limits.nbytes)
@@ -299,7 +295,7 @@ class SampleBuffer:
             for payload in payloads
         )
 
-    # -- they come in -----------------------------------------------------------------------
+    # -- accepting --------------------------------------------------------------------------
 
     def add(self, sample: Sample, producer: str, now: float) -> Entry:
         """Add a sample that passed the checks and is not blocked."""
@@ -349,7 +345,7 @@ class SampleBuffer:
         return sample._replace(group_size=group.size_to_report)
 
     def complete(self, group: OpenGroup, why: str = "") -> None:
-        """Close a group that is complete, or (why) abandoned and kept: its members are ready."""
+        """Close a group whose members become ready. why: it was abandoned; empty if complete."""
         self.groups.remove(group, why)
         oldest = group.oldest
         for member in group.entries:
@@ -363,7 +359,9 @@ class SampleBuffer:
         if not self.is_grouped(sample):
             self._make_ready([entry])
             return
-        if sample.group_size == 1 and not self.belongs_to_open_group(sample):  # whole by itself
+        if sample.group_size == 1 and not self.belongs_to_open_group(
+            sample
+        ):  # complete with one member
             self.groups.closed.end(str(sample.group_id))
             self._make_ready([entry])
             return
@@ -373,7 +371,7 @@ class SampleBuffer:
             self.complete(group)
 
     def _make_ready(self, entries: list[Entry]) -> None:
-        """A sample without a group, or all members of one."""
+        """Make a sample without a group, or all members of a group, ready."""
         for entry in entries:
             self._ready[entry.ticket] = entry
             self._ready_tokens += entry.sample.tokens
@@ -381,10 +379,10 @@ class SampleBuffer:
             self.drop_index.add(entries)
         self.ready_units += 1 if self._by_groups else len(entries)
 
-    # -- they leave -------------------------------------------------------------------------
+    # -- removing ---------------------------------------------------------------------------
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Remove ready samples, groups whole: they are in a step now, or dropped."""
+        """Remove ready samples, groups whole, that are in a step now or dropped."""
         if not entries:
             return
         for entry in entries:
@@ -398,7 +396,7 @@ class SampleBuffer:
         self.removals += 1
 
     def drop_group(self, group: OpenGroup, why: str | None) -> list[Entry]:
-        """Remove an open group whole, see `OpenGroups.remove`; returns what was dropped."""
+        """Remove an open group, see `OpenGroups.remove`; returns its dropped entries."""
         self.groups.remove(group, why)
         if group.entries:
             self.held -= Amount.of_entries(group.entries)
@@ -406,9 +404,7 @@ class SampleBuffer:
         return group.entries
 
     def drop_payloads(self, entries: Iterable[Entry]) -> None:
-        """Drop payloads from memory that the journal has now, of samples that are still
-        buffered.
-        """
+        """Drop payloads that the journal has from memory, of samples still buffered."""
         for entry in filter(self.holds, entries):
             self.held.nbytes -= entry.sample.memory_bytes
             entry.sample = entry.sample.in_journal()

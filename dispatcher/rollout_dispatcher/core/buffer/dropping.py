@@ -7,7 +7,7 @@ the members received so far (`keep`).
 `DropCounts`: dropped samples by reason, counted and the first ones named; `Dropping.shutdown_drops`
 are those of a shutdown.
 
-Drops that settings ask for, such as `last_batch=drop`, are none of a shutdown.
+Drops due to settings, such as `last_batch=drop`, do not count as a shutdown's.
 """
 
 from collections import Counter
