@@ -33,8 +33,8 @@ def test_what_was_withdrawn_and_closed_long_ago_is_forgotten() -> None:
     known = memory._known("p")
     for number in range(0, 64 * MAX_NUMBERS, MAX_NUMBERS // 2):
         assert memory.refuse("p", number)
-        assert memory.hears_close("p", number)
-        assert not memory.hears_close("p", number)
+        assert memory.is_new_close("p", number)
+        assert not memory.is_new_close("p", number)
     assert len(known.refused) <= 3
     assert len(known.closes) <= 3
 

@@ -107,6 +107,10 @@ def test_samples_that_were_all_dropped_as_stale_are_named_and_not_rollout() -> N
     run.wait(0)
     assert run.core.statistics().dropped[DropReason.STALE] == BATCH
     assert run.gained(lambda: run.passes(5)) == {TimeCause.STALE: 10}
+    assert run.core.reasons(run.now)[0].text == (
+        "0 of 4 samples are ready, and 4 samples were dropped as stale since the last step was "
+        "planned: --max-staleness asks for policy version 9 or newer"
+    )
     run.supply(version=10)
     run.train(1)
     run.wait(1)
@@ -138,11 +142,19 @@ def test_a_batch_that_is_there_and_not_on_its_ranks_is_the_dispatchers() -> None
     assert run.gained(lambda: run.passes(3)) == {TimeCause.DISPATCHER: 6}
 
 
-def test_time_for_a_window_to_fill_is_the_dispatchers() -> None:
+def test_time_for_a_window_to_fill_is_rollouts() -> None:
     run = Run(window=6, target_excess=0.0)
     run.supply(count=3)
     run.supply(tokens=101, count=1)
     assert run.core.next_step == 1, "the window is not full, and nobody waits"
+    run.wait(0)
+    assert run.gained(lambda: run.passes(1)) == {TimeCause.NO_SAMPLES: 2}
+
+
+def test_time_in_which_a_step_is_planned_is_the_dispatchers() -> None:
+    run = Run()
+    run.plans = False
+    run.supply()
     run.wait(0)
     assert run.gained(lambda: run.passes(1)) == {TimeCause.DISPATCHER: 2}
 

@@ -74,7 +74,10 @@ async def test_who_left_without_a_goodbye_is_waited_for_and_no_longer(
     run.router.close()
 
 
-async def test_who_goes_back_to_a_checkpoint_and_is_lost_then_leaves_no_end() -> None:
+async def test_who_goes_back_to_a_checkpoint_and_is_lost_then_leaves_no_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     run = Run()
     (await run.trained()).lose()  # it has some time to come back
     rank = await run.rank()
@@ -82,6 +85,7 @@ async def test_who_goes_back_to_a_checkpoint_and_is_lost_then_leaves_no_end() ->
     rank.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=2, resume=position))
     await run.settles()
     assert not run.router.core.drained
+    assert caplog.text.count("DP rank 0 of 1 joined generation 2") == 1, "and says hello twice"
     rank.lose()
     assert not await ends(run)
     run.router.close()

@@ -227,15 +227,15 @@ class MicroBatchStream(Closing):
         )
         self._check_layout()
         self._timing: Timing | None = None
-        if measure and self._client.tells_times:
+        if measure and self._client.reports_times:
             self._timing = Timing(
-                self._client.tell_times,
+                self._client.report_times,
                 dp_size=topology.place.dp_size,
                 dp_ranks=topology.dp_ranks,
                 device=target,
                 logs_why=topology.speaks,
             )
-            self._client.tell_collectives(self._timing.collectives_begun)
+            self._client.watch_collectives(self._timing.collectives_begun)
 
     def _check_layout(self) -> None:
         """Raise ConfigError, once closed, for options that its layout does not have."""

@@ -10,7 +10,8 @@ between two events, so before each event the time since the last one is charged:
     blocked in `next()`, others are gone      gone-rank
         its step is planned                   dispatcher, or journal while that is slow
         another rank is a whole step behind   slow-rank
-        a batch is ready                      dispatcher
+        a batch is ready                      dispatcher if it plans, or a cap blocks the pushes of
+                                              a fuller window, else no-samples
         too few samples are ready             journal, stale or dispatcher if one of them withholds
                                               samples, else no-samples
 
@@ -53,10 +54,10 @@ MEANS: Final = {
     TimeCause.WORK: "in the training loop: computing, transport, evaluation, checkpoints",
     TimeCause.SLOW_RANK: "waiting for a rank that is slower than the others at the same work",
     TimeCause.LENGTHS: "waiting for a rank that was given more work, as samples differ in length",
-    TimeCause.NO_SAMPLES: "waiting for rollout: too few samples are ready",
+    TimeCause.NO_SAMPLES: "waiting for rollout: for a batch, or up to --max-wait for a window",
     TimeCause.STALE: "waiting for samples, as those that came were dropped as stale",
     TimeCause.JOURNAL: "waiting for the journal's disk",
-    TimeCause.DISPATCHER: "waiting for the dispatcher: --max-wait, planning, delivery, caps",
+    TimeCause.DISPATCHER: "waiting for the dispatcher: planning, delivery, caps",
     TimeCause.HUNG_RANK: "waiting for a rank that hangs, its heartbeats going on",
     TimeCause.GONE_RANK: "waiting for a rank that is not connected",
 }
@@ -71,6 +72,7 @@ class RankTime:
 
     def __init__(self, parts: "Parts") -> None:
         self._ledger, self._phases, self._capacity = parts.ledger, parts.phases, parts.capacity
+        self._parts = parts
         self._lifecycle, self._stalls = parts.lifecycle, parts.stall_detector
         self._dropped = parts.totals.dropped
         generation = parts.ledger.generation
@@ -124,6 +126,11 @@ class RankTime:
         """A step was planned: samples dropped from now on are missing in the next one."""
         self._stale_before = self._dropped[DropReason.STALE]
 
+    @property
+    def stale_dropped(self) -> int:
+        """Stale samples dropped since the last step was planned."""
+        return self._dropped[DropReason.STALE] - self._stale_before
+
     def measured(self, found: StepMeasured) -> None:
         """Every rank has reported a pass over a step: its waits are owed."""
         waited, lengths = found.waits
@@ -155,10 +162,11 @@ class RankTime:
             return TimeCause.SLOW_RANK
         missing = self._phases.units_short()
         if missing <= 0:
-            return TimeCause.DISPATCHER
+            busy = self._parts.planning.busy or capacity.at_hard_cap
+            return TimeCause.DISPATCHER if busy else TimeCause.NO_SAMPLES
         full = capacity.blocking_cap
         if self.journal_is_slow() or (full is not None and full.cap == JOURNAL_CAP):
             return TimeCause.JOURNAL
-        if self._dropped[DropReason.STALE] - self._stale_before >= missing:
+        if self.stale_dropped >= missing:
             return TimeCause.STALE
         return TimeCause.DISPATCHER if capacity.at_hard_cap else TimeCause.NO_SAMPLES

@@ -256,6 +256,7 @@ class Waiting:
         self._ledger, self._buffer = parts.ledger, parts.buffer
         self._admission, self._phases, self._all_ends = parts.admission, parts.phases, parts.ends
         self._planning, self._producers = parts.planning, parts.producers
+        self._freshness, self._rank_time = parts.freshness, parts.rank_time
 
     def explain(self, now: float) -> str:
         """All reasons on one line, divided by semicolons; `nobody` if there is none."""
@@ -348,19 +349,25 @@ class Waiting:
                 yield from self._window(now)
             return
         ready = f"{batch - shortfall} of {batch} {buffer.units} are ready"
+        oldest = self._freshness.oldest(self._ledger.steps.next)
+        if (stale := self._rank_time.stale_dropped) and oldest is not None:
+            ready += (
+                f", and {_counted(stale, 'sample was', 'samples were')} dropped as stale since the "
+                f"last step was planned: --max-staleness asks for policy version {oldest} or newer"
+            )
         yield Reason(Cause.SAMPLES, ready)
         if not self._producers.num_there:
             yield Reason(Cause.PRODUCERS, "no producer is connected")
         if count := len(buffer.groups):
-            oldest = next(iter(buffer.groups))
-            names = sorted(filter(None, oldest.contributors))
+            first = next(iter(buffer.groups))
+            names = sorted(filter(None, first.contributors))
             of = name_some(names, "producer", NAMED) or "no connection"
             held = (
                 f"{_counted(count, 'open group holds', 'open groups hold')} "
                 f"{_counted(buffer.groups.samples, 'sample', 'samples')}; the oldest"
             )
-            grown = f"has not grown for {now - oldest.grown:.0f} s"
-            text = f"{held} is {oldest}, of {of}, and {grown}"
+            grown = f"has not grown for {now - first.grown:.0f} s"
+            text = f"{held} is {first}, of {of}, and {grown}"
             yield Reason(Cause.OPEN_GROUPS, text, f"{held} {grown}")
 
     def _window(self, now: float) -> Iterator[Reason]:

@@ -1,8 +1,8 @@
 """The messages of the sample plane: `from rollout_dispatcher.protocol import messages as m`.
 
-A message is one frozen, strictly validated model; a header is its JSON. Class docstrings say what
-each field means, and docs/protocol.md is written from them. Facts of samples (`tokens`,
-`sample_ids`, ...) come as lists with one entry a sample.
+A message is one frozen, strictly validated model; its header is the model's JSON. docs/protocol.md
+is generated from the class docstrings, which define each field. Facts of samples (`tokens`,
+`sample_ids`, ...) are lists with one entry per sample.
 """
 
 from collections.abc import Iterable, Sequence, Sized
@@ -20,7 +20,7 @@ from rollout_dispatcher.sample import DType, Field, Outcome, Schema, schema_of
 from rollout_dispatcher.spans import RowsByField
 from rollout_planner.types import UPDATE
 
-#: Of the protocol: which messages there are and which keys each may have.
+#: Version of the protocol: the set of messages and of their keys.
 VERSION = 3
 
 MAX_NAME = 128
@@ -35,13 +35,13 @@ Total = Annotated[int, Declared(ge=1, lt=2**53)]
 Pair = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: A step's number, -1 for none.
 Watermark = Annotated[int, Declared(ge=-1, lt=2**53)]
-#: Of what a payload store has said, for people; whoever tells it cuts it off there.
+#: Characters of a payload store's error text, for people; the sender cuts it to this length.
 MAX_WHY_LETTERS = 400
 Why = Annotated[str, Declared(max_length=MAX_WHY_LETTERS)]
 
 
 class Part(BaseModel):
-    """What a header is made of: immutable, no unknown keys, no coercion."""
+    """Base of everything in a header: immutable, no unknown keys, no coercion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -49,7 +49,7 @@ class Part(BaseModel):
 class Message(Part):
     """Base of all messages; a class with a `code` can be sent.
 
-    optional: keys that are left out while they say nothing.
+    optional: keys that are left out at their default.
     """
 
     type_code: ClassVar[int]
@@ -66,9 +66,9 @@ class Message(Part):
             assert known is cls, f"{cls.__name__} has the code of {known.__name__}"
 
     def spans(self, nbytes: int) -> Sequence[int]:
-        """How a payload of `nbytes` bytes is cut: the size of each piece that has its own memory.
+        """Sizes of the pieces of a payload of `nbytes` bytes; each piece has its own memory.
 
-        Raises ProtocolError when the header says that there are more or fewer bytes.
+        Raises ProtocolError when the header describes more or fewer bytes.
         """
         if nbytes:
             raise ProtocolError(f"{type(self).__name__} does not carry a payload")
@@ -87,14 +87,14 @@ def _check_lengths(lists: Iterable[tuple[str, Sized | None]], size: int, of: str
 
 # -- samples, which several messages have ----------------------------------------------------------
 
-#: Samples of one push. To read and decide on as many takes some milliseconds, in which nobody else
-#: is heard; a larger batch is pushed in parts.
+#: Samples of one push; a larger batch is pushed in parts. The event loop handles no other peer
+#: while it reads and decides on one push, which takes some milliseconds at this size.
 MAX_SAMPLES = 1024
 #: Fields of a sample; far above what any trainer reads.
 MAX_FIELDS = 64
 #: Dimensions of a field, without that of tokens.
 MAX_DIMENSIONS = 8
-#: Of an object's key; no longer one can be pushed.
+#: Characters of an object's key.
 MAX_KEY_LETTERS = 512
 #: Address of a payload store.
 StoreAddress = Annotated[str, Declared(min_length=1, max_length=1024)]
@@ -123,7 +123,7 @@ class FieldHeader(Part):
 
     @property
     def field(self) -> Field:
-        """What it says."""
+        """As the core has it."""
         return Field(self.name, self.dtype, self.per_token, tuple(self.shape), bool(self.ragged))
 
 
@@ -151,7 +151,7 @@ class SchemaKnown(HasFields, code=25):
     """The fields of samples are decided: samples with others are refused from now on.
 
     Sent to producers with `feedback`. A client converts values of another type where that keeps
-    them as they are; the dispatcher does not look at values.
+    them as they are; the dispatcher does not read values.
 
     set_by: in words, what decided them.
     """
@@ -177,9 +177,9 @@ class HasSamples(Message):
 
     tokens: of each sample.
     loss_tokens: tokens of each that the loss counts; never the first, which nothing predicts.
-    sample_ids: what each is known by.
+    sample_ids: the id of each.
     group_ids: the group of each, null for none; left out where no sample has one.
-    policy_versions: version of the weights that wrote the oldest token of each; left out where
+    policy_versions: version of the weights that generated the oldest token of each; left out where
         none is known.
     rows: of each ragged field by its name, those of each sample; left out where no field is ragged.
     objects: of payload stores, that spans of these samples lie in; left out where all samples are
@@ -217,9 +217,9 @@ class HasSamples(Message):
         return self
 
     def rows_of(self, schema: Schema) -> RowsByField:
-        """Of each ragged field of the schema the rows of each sample.
+        """Rows of each sample, for each ragged field of the schema.
 
-        Raises ProtocolError where they are given of other fields than those.
+        Raises ProtocolError where the message has rows of other fields.
         """
         given = self.rows or {}
         if given.keys() != {*schema.ragged}:
@@ -230,7 +230,7 @@ class HasSamples(Message):
         return [given[name] for name in schema.ragged]
 
     def references(self, schema: Schema) -> list[Reference | None]:
-        """Where the span of each sample is that lies in a payload store; None for one in the frame.
+        """Where each sample's span is in a payload store; None for a span in the frame.
 
         Raises ProtocolError for a span that reaches beyond its object.
         """
@@ -250,7 +250,7 @@ class HasSamples(Message):
         return found
 
     def rows_in_words(self) -> str:
-        """How many there are of each ragged field, for an error message."""
+        """Number of rows of each ragged field, for an error message."""
         found = ", ".join(f"{name} {sum(rows)}" for name, rows in (self.rows or {}).items())
         return f"; rows: {found}" if found else ""
 
@@ -261,7 +261,7 @@ def _listed(names: Iterable[str]) -> str:
 
 @lru_cache(maxsize=64)
 def field_headers(schema: Schema) -> list[FieldHeader]:
-    """A schema as it goes over the wire; the same list for all who ask, so do not change it."""
+    """A schema as it is sent. The list is cached: do not change it."""
     return [
         FieldHeader(
             name=item.name,
@@ -276,8 +276,8 @@ def field_headers(schema: Schema) -> list[FieldHeader]:
 
 # -- hello and welcome -----------------------------------------------------------------------------
 #
-#   A hello is read before anything is agreed, so it alone may have keys that this side does not
-#   know: a newer client's are ignored.
+#   A hello is read before a version is agreed on. It alone may have unknown keys, which are
+#   ignored: a newer client may send them.
 
 #: Steps that a DP rank can hold uncommitted; far above what memory allows.
 MAX_OPEN_STEPS = 1024
@@ -285,15 +285,15 @@ MAX_OPEN_STEPS = 1024
 #: Pairs of an open step and a number.
 ByStep = Annotated[list[Pair], Declared(max_length=MAX_OPEN_STEPS)]
 
-#: What a DP rank says of how it trains: main and further losses, in words.
+#: Entries, and characters of a value, of `HelloRank.training`.
 MAX_TRAINING_NAMES, MAX_TRAINING_VALUE = 128, 256
 Trait = Annotated[str, Declared(max_length=MAX_TRAINING_VALUE)]
 
 
 class Offering(Message, extra="ignore"):
-    """What the hellos of all versions of the protocol have in common.
+    """The part of a hello that all versions of the protocol share.
 
-    version: of the protocol, that the client speaks; a hello without it, or with any other than the
+    version: of the protocol that the client speaks; a hello without it, or with any other than the
         dispatcher's, is refused.
     """
 
@@ -301,15 +301,15 @@ class Offering(Message, extra="ignore"):
 
 
 class Hello(Offering):
-    """What both roles say.
+    """The keys of a hello that both roles send.
 
-    client_id: its name, the same on all its connections.
+    client_id: the client's name, the same on all its connections.
     token: the secret of the dispatcher's `--token-file`.
-    opens_stores: whether it opens payload stores: it may refer to samples there, or is told of
-        such, and may be asked to release objects.
+    opens_stores: whether the client opens payload stores: it may send or receive references to
+        samples there, and may be asked to release objects.
     """
 
-    version: Extent = VERSION  # of who says it; what is heard has been judged as an `Offering`
+    version: Extent = VERSION  # for the sender; the receiver checks it in the `Offering`
     client_id: Name
     token: Annotated[str | None, Declared(max_length=1024, repr=False)] = None
     opens_stores: bool = False
@@ -323,11 +323,11 @@ class HelloProducer(Hello, code=1):
         name open to every client.
     incarnation: the keys of all objects that it puts into payload stores begin with this and a
         slash: its `client_id`, a dot, and a word that no other process has used, without dots and
-        slashes. Objects of it that were put and never pushed are released once it has left, or
-        another process has taken its place.
-    accepted: largest sequence number of a sample that it was told is accepted, -1 for none.
-    feedback: whether it wants to be sent the trainer's progress, dropped samples, the fields of
-        samples, and hints.
+        slashes. Objects that it put and never pushed are released once it has left, or another
+        process has taken its place.
+    accepted: largest sequence number that a `Pushed` reported to it as accepted, -1 for none.
+    feedback: whether the dispatcher is to send it the trainer's progress, dropped samples, the
+        fields of samples, and hints.
     """
 
     incarnation: Key | None = None
@@ -337,7 +337,7 @@ class HelloProducer(Hello, code=1):
 
     @model_validator(mode="after")
     def _incarnation_is_its_own(self) -> Self:
-        """What is swept by the name of an incarnation would be another producer's."""
+        """Else a sweep of the incarnation could release another producer's objects."""
         name, dot, word = (self.incarnation or "").rpartition(".")
         is_own = dot and word and name == self.client_id and "/" not in word
         if self.incarnation is not None and not is_own:
@@ -353,8 +353,8 @@ class CheckpointPosition(Part, extra="ignore"):
 
     run_id: of the run that it belongs to.
     step: the last step that is in it, -1 for none.
-    allow_lost_steps: whether to go on though steps that were trained after it cannot be given
-        again; without, that is refused.
+    allow_lost_steps: whether to go on although steps trained after it cannot be delivered again;
+        if false, the dispatcher refuses.
     """
 
     run_id: Name
@@ -365,11 +365,11 @@ class CheckpointPosition(Part, extra="ignore"):
 class HelloRank(Hello, code=2):
     """A DP rank introduces itself, or reports its position after a reconnect.
 
-    Sent again on the same connection after it has loaded a checkpoint: it has discarded what it was
-    sent, and ignores what comes before the welcome.
+    Sent again on the same connection after it has loaded a checkpoint: the rank has discarded the
+    messages before, and ignores further ones until the welcome.
 
-    dp_rank: its place, from 0.
-    dp_size: how many there are.
+    dp_rank: its index, from 0.
+    dp_size: number of DP ranks.
     generation: the process group that it belongs to; null asks for a new one, which only DP rank 0
         may do.
     run_id: of the run that it was last welcomed to; null if it never was.
@@ -388,11 +388,11 @@ class HelloRank(Hello, code=2):
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     packed_length: tokens that it pads every micro-batch to; null if it does not.
     max_split: DP ranks that it can train a micro-batch together with, itself counted; null: 1.
-    slicing: what it has of a sample that they share, and is sent: `zigzag`, or `contiguous`; null:
-        it is sent whole samples.
+    slicing: which slice of a shared sample the dispatcher sends to it: `zigzag` or `contiguous`;
+        null: whole samples.
     training: what shapes its gradients, such as how the loss is averaged, as text by name: the same
         on all DP ranks of a generation, or none of them trains.
-    finished, discard: as in `Finish`, if it has said so; null otherwise.
+    finished, discard: as in `Finish`, if it has sent that; else null and false.
     """
 
     dp_rank: Count
@@ -419,11 +419,11 @@ class HelloRank(Hello, code=2):
 
 
 class Welcome(Message, optional=("payload_stores",)):
-    """What both roles hear.
+    """The keys of a welcome that both roles receive.
 
     heartbeat_interval_s: how often the client is to send a Ping, in seconds.
     payload_stores: addresses of the payload stores that references may be into: a client opens no
-        others. Left out without any, and where it opens none.
+        others. Left out if there are none, or the client opens none.
     """
 
     heartbeat_interval_s: float
@@ -431,17 +431,17 @@ class Welcome(Message, optional=("payload_stores",)):
 
 
 class WelcomeProducer(Welcome, code=3):
-    """The dispatcher takes what this producer pushes.
+    """The dispatcher takes pushes of this producer.
 
-    run_id: of this run. Where a producer was welcomed to another one before, what that had accepted
-        and not trained is lost.
-    credits: pushes that it holds for this producer while the buffer is full.
+    run_id: of this run. If an earlier welcome had another, samples that the earlier run accepted
+        and did not train are lost.
+    credits: pushes that the dispatcher holds for this producer while the buffer is full.
     max_payload_bytes: the largest payload of a push.
     schema_known: the fields that samples have; null while that is not decided.
     max_staleness: policy versions that a sample may be older than those that train on it; null
         without a limit.
-    inline_limit: bytes of a span from which on a producer is to put it into the first of
-        `payload_stores`; null: it sends all of them.
+    inline_limit: a producer puts spans of this many bytes or more into the first of
+        `payload_stores`; null: it sends all spans.
     """
 
     run_id: Name
@@ -453,7 +453,7 @@ class WelcomeProducer(Welcome, code=3):
 
 
 class WelcomeRank(Welcome, code=4):
-    """The DP rank has its place.
+    """The DP rank has joined.
 
     run_id: of this run.
     generation: the process group that the rank belongs to.
@@ -478,15 +478,15 @@ class WelcomeRank(Welcome, code=4):
     max_staleness: Count | None = None
 
 
-# -- said with either role -------------------------------------------------------------------------
+# -- of both roles ---------------------------------------------------------------------------------
 
 
 class Error(Message, code=19):
     """The connection is over.
 
-    code: the stable word for why.
-    message: what was found, what it means and what to do about it.
-    retriable: whether the same can succeed later, on another connection.
+    code: stable code of the error.
+    message: the cause, its meaning and the remedy.
+    retriable: whether the same request can succeed later, on another connection.
     """
 
     code: str
@@ -495,10 +495,11 @@ class Error(Message, code=19):
 
 
 class Ping(Message, code=20, optional=("handed_out", "collectives")):
-    """The client is alive. A DP rank also says how far its training loop is in its open steps.
+    """The client is alive. A DP rank also reports the progress of its training loop.
 
-    handed_out: micro-batches of these that it was given so far, in all passes; left out if 0.
-    collectives: that it has begun in process groups of all DP ranks, as far as they are counted;
+    handed_out: micro-batches of open steps handed to the training loop so far, in all passes; left
+        out if 0.
+    collectives: collectives begun in process groups of all DP ranks, as far as they are counted;
         left out if 0.
     """
 
@@ -507,20 +508,20 @@ class Ping(Message, code=20, optional=("handed_out", "collectives")):
 
 
 class Pong(Message, code=21, optional=("waits_for",)):
-    """The dispatcher is alive, and has handled all that came before the Ping.
+    """The dispatcher is alive, and has handled all messages before the Ping.
 
-    waits_for: in words, what the next step waits for; to a DP rank whose training loop waits for
-        it. Left out otherwise.
+    waits_for: what the next step waits for, in words, for a DP rank whose training loop waits for
+        that step; left out otherwise.
     """
 
     waits_for: str = ""
 
 
 class Bye(Message, code=22):
-    """A deliberate goodbye, so that a closed connection is not taken for a fault.
+    """A deliberate goodbye: the closed connection is no fault.
 
     The client sends nothing after it but `Freed` and `Swept`, if asked. The dispatcher answers with
-    a Bye of its own once all that the client has sent is durable.
+    a Bye once everything that the client has sent is durable.
     """
 
 
@@ -529,13 +530,13 @@ class Advice(Message, code=37):
 
     Sent to DP rank 0 of the trainer, and to producers with `feedback`.
 
-    text: what, and what to do.
+    text: the finding and its remedy.
     """
 
     text: str
 
 
-# -- stores: asked of any client that has payload stores, as the dispatcher opens none -------------
+# -- stores: requests to any client that opens payload stores, as the dispatcher opens none --------
 #
 #   dispatcher               producer or DP rank
 #   Free           ------>   (nobody needs these objects any more)
@@ -543,13 +544,13 @@ class Advice(Message, code=37):
 #   Sweep          ------>   (what is there of an incarnation that has ended?)
 #   <------   Swept
 
-#: Keys that are told at a time.
+#: Keys in one message.
 MAX_KEYS = 1024
 Keys = Annotated[list[Key], Declared(max_length=MAX_KEYS)]
 
 
 class StoreRequest(Message):
-    """number: by which it is answered.
+    """number: of the request; the answer has it too.
     store: the store's address.
     """
 
@@ -560,7 +561,7 @@ class StoreRequest(Message):
 class Free(StoreRequest, code=30):
     """No sample needs these objects any more: release them. A missing object counts as released.
 
-    keys: of the objects, at most 1,024 at a time.
+    keys: of the objects, at most 1,024 in one message.
     """
 
     keys: Keys
@@ -580,9 +581,9 @@ class Freed(Message, code=31):
 
 
 class Sweep(StoreRequest, code=32):
-    """A process of a producer has ended: which of the objects that it put are in the store?
+    """A process of a producer has ended: list the objects of it that are in the store.
 
-    prefix: with which all their keys begin.
+    prefix: common prefix of their keys.
     """
 
     prefix: Key
@@ -592,7 +593,7 @@ class Swept(Message, code=33):
     """The result of a Sweep. The dispatcher sends Free for the objects that it does not know.
 
     number: of the Sweep.
-    keys: of the objects, at most 1,024 at a time.
+    keys: of the objects, at most 1,024 in one message.
     more: whether there are others; the dispatcher sweeps again once these are freed.
     why: error of the store, if it failed, for people.
     """
@@ -608,8 +609,8 @@ class Swept(Message, code=33):
 #   producer                dispatcher
 #   Push           ------>
 #   <------  Blocked     (a cap holds the push back; nothing is lost)
-#   <------  Resend      (it can come in now, and its payload was let go)
-#   <------  Pushed      (what became of each sample)
+#   <------  Resend      (it fits now, and its payload was discarded)
+#   <------  Pushed      (the outcome of each sample)
 #   <------  Feedback    (where the trainer is, when that changes)
 #   <------  Dropped     (samples that were accepted will not be trained on)
 #   <------  Advice      (for people: what is likely a mistake)
@@ -617,21 +618,21 @@ class Swept(Message, code=33):
 
 
 class Push(HasSamples, HasFields, code=5):
-    """Samples, numbered in the order in which a producer makes them; payload: their spans.
+    """Samples, numbered in the order in which a producer pushes them; payload: their spans.
 
-    tokens: of each sample; at most 1,024 samples, and a larger batch in several pushes.
+    tokens: of each sample; at most 1,024 samples, a larger batch in several pushes.
     first_seq: number of the first; the others follow.
     floor: the producer will never again send a number below this one.
-    named: the sample ids were given by the user, so repeats across producers are duplicates, or
+    named: whether the user gave the sample ids: repeats across producers are then duplicates or
         conflicts.
-    checksums: of each sample's content, if they are `named`: any number below 2^32 that is the same
-        for the same content. A repeat with another one is a conflict; left out, none ever is.
-    group_sizes: members of each sample's group, 0 where `CloseGroup` will tell; left out where
+    checksums: of each sample's content, if they are `named`: any number below 2^32 that is equal
+        for equal content. A repeat with another checksum is a conflict; left out, none ever is.
+    group_sizes: members of each sample's group, 0 where `CloseGroup` gives the size; left out where
         they are as configured.
-    left_out: positions that `loss_mask` marks in these samples and `loss_tokens` leaves out,
-        counted in a metric.
-    staleness_exempt: which samples may be trained on however old they are, and need no policy
-        version where `--max-staleness` is set; left out where none is.
+    left_out: positions of these samples that `loss_mask` marks and `loss_tokens` does not count,
+        for a metric.
+    staleness_exempt: which samples may be trained on at any age, and need no policy version where
+        `--max-staleness` is set; left out where none may.
     """
 
     each = (*HasSamples.each, "group_sizes", "staleness_exempt", "checksums")
@@ -662,11 +663,11 @@ class Push(HasSamples, HasFields, code=5):
 
 
 class HasFeedback(Message):
-    """Where the trainer is, to producers with `feedback`; null: as said last on this connection.
+    """The trainer's progress, for producers with `feedback`; null: unchanged on this connection.
 
-    policy_version: that DP rank 0 has reported last.
-    expected_version: that a sample pushed now will be trained with, if samples go in order.
-    remaining: samples (groups, where steps are counted in these) that the soft caps still let in.
+    policy_version: the last version that DP rank 0 has reported.
+    expected_version: version that will train a sample pushed now, if samples go in order.
+    remaining: samples (groups, where steps are counted in these) below the soft caps.
     """
 
     policy_version: Version | None = None
@@ -675,15 +676,15 @@ class HasFeedback(Message):
 
 
 class Pushed(HasFeedback, code=6, optional=("reasons",)):
-    """What became of the samples of a push, and where the trainer is.
+    """The outcome of a push, and the trainer's progress.
 
     first_seq: of the push.
-    outcomes: one a sample, or a single one that is the outcome of each: accepted, duplicate,
+    outcomes: one per sample, or a single one for all of them: accepted, duplicate,
         conflict (a duplicate with other content: the first is kept), refused (never send it again)
         or full (send it again later).
     errors: message of each refused sample, by its index as a string.
-    reasons: why in a word, likewise: with `shutting-down` it may be
-        pushed once the dispatcher is started again, or elsewhere.
+    reasons: code of each refusal, likewise: a sample refused as `shutting-down` may be pushed again
+        after a restart of the dispatcher, or elsewhere.
     staleness: of the push's oldest sample by now, in policy versions, to producers with
         `feedback`; null where that is not known.
     """
@@ -706,19 +707,19 @@ class Pushed(HasFeedback, code=6, optional=("reasons",)):
 
 
 class Feedback(HasFeedback, code=26):
-    """The trainer's progress has changed, and no answer was due that would have carried it.
+    """The trainer's progress has changed, and no `Pushed` is due that would carry it.
 
-    Sent after the welcome too. Changes within 0.1 s of each other are sent together.
+    Sent after the welcome too. Changes within 0.1 s are sent together.
     """
 
 
 class Dropped(Message, code=27):
     """Samples of this producer that were accepted will never be trained on.
 
-    Said to who has said `feedback` and is connected then, and not again.
+    Sent once, to a connected producer with `feedback`.
 
     reason: stale, incomplete-group and so on, as the metric of dropped samples has it.
-    sample_ids: which, at most 1,024 at a time.
+    sample_ids: their ids, at most 1,024 in one message.
     group_ids: the group of each, null for none; left out where no sample has one.
     """
 
@@ -735,12 +736,12 @@ class Dropped(Message, code=27):
 class Blocked(Message, code=7):
     """A cap of the buffer blocks a push.
 
-    first_seq: of the push. Null if the dispatcher does not read from this producer yet, as frames
-        of others are being received; sent again with every heartbeat.
-    cap: which.
+    first_seq: of the push. Null while the dispatcher does not read from this producer because it
+        receives frames of others; sent again with every heartbeat.
+    cap: name of the cap.
     held: what the buffer holds, in the cap's unit.
-    capacity: what it may hold.
-    waits_for: in words, what the next step waits for.
+    capacity: the cap, in the same unit.
+    waits_for: what the next step waits for, in words.
     """
 
     first_seq: Count | None = None
@@ -753,13 +754,13 @@ class Blocked(Message, code=7):
 class CloseGroup(Message, code=8):
     """No further member of this group will come, or none beyond `size`.
 
-    group_id: which.
-    size: members that it has then; null for those that came.
+    group_id: of the group.
+    size: its final number of members; null: the members that were accepted.
     keep: whether an incomplete group is trained on rather than dropped; null: as configured.
     number: of this request at its producer; the dispatcher ignores repeats.
-    withdrawn: if given, the group is not closed: these samples of its producer, by their sequence
-        numbers, at most 1,024 at a time, will not come. `size` is then the group's size as they
-        had it, null if it is known only at close.
+    withdrawn: if given, the group is not closed: the producer will not push the samples with these
+        sequence numbers, at most 1,024 in one message. `size` is then the group's size as pushed
+        with them, null if it is known only at close.
     """
 
     group_id: Name
@@ -772,10 +773,11 @@ class CloseGroup(Message, code=8):
 class EndPhase(Message, code=9):
     """This producer pushes nothing older than a policy version any more.
 
-    Once all who contributed to the run have said so, what is older goes before what is newer.
+    Once all producers that contributed to the run have sent it, older samples are trained before
+    newer ones.
 
-    policy_version: which.
-    force: nobody pushes anything older any more.
+    policy_version: the version.
+    force: no producer pushes anything older any more.
     """
 
     policy_version: Version
@@ -785,9 +787,10 @@ class EndPhase(Message, code=9):
 class EndStream(Message, code=10):
     """This producer pushes nothing any more.
 
-    Once all who contributed have said so, what is buffered is flushed and the ranks' streams end.
+    Once all producers that contributed have sent it, the dispatcher flushes its buffer and ends the
+    ranks' streams.
 
-    force: nobody pushes anything any more.
+    force: no producer pushes anything any more.
     """
 
     force: bool = False
@@ -808,27 +811,27 @@ class Resend(Message, code=24):
 #   <------   Demand, PolicyVersion
 #   StepHeader     ------>
 #   MicroBatch     ------>   (once per micro-batch, payload attached)
-#   <------   Prepared, or Unresolved  (samples of it are gone: it is planned anew)
-#   StepWithdrawn  ------>   (nothing is left of it)
-#   Release        ------>   (every rank is prepared: training may see it)
-#   LastStep       ------>   (another rank left: none may begin a later one)
-#   <------   Commit, CheckpointSaved  (with it what the step took, if that is known by then)
-#   <------   StepTimes                (or as soon as it is)
-#   Advice         ------>   (for people: what the trainer should know of itself)
-#   <------   Finish           (instead of another Demand: this rank has had enough)
+#   <------   Prepared, or Unresolved  (samples are gone: the step is planned anew)
+#   StepWithdrawn  ------>   (no sample of the step is left)
+#   Release        ------>   (every rank is prepared: the step may be trained)
+#   LastStep       ------>   (another rank left: no later step may begin)
+#   <------   Commit, CheckpointSaved  (with the step's times, if they are known by then)
+#   <------   StepTimes                (otherwise)
+#   Advice         ------>   (a hint for people)
+#   <------   Finish           (instead of another Demand: the rank takes no further step)
 #   End            ------>
 
-#: Micro-batches of a rank in a step whose times can be told.
+#: Micro-batches of a rank in a step whose times can be reported.
 MAX_TIMED = 1 << 16
-#: Passes whose times a commit has with it: most steps have one or two.
+#: Passes whose times a Commit can carry; most steps have one or two.
 MAX_PASSES = 8
-#: Up to years, so that sums and quotients of them stay finite.
+#: Bounded (to 31 years), so that sums and quotients stay finite.
 Seconds = Annotated[float, Declared(ge=0, le=1e9, allow_inf_nan=False)]
 Times = Annotated[list[Seconds], Declared(min_length=1, max_length=MAX_TIMED)]
 
 
 class Demand(Message, code=11):
-    """What a training loop does.
+    """The state of a training loop.
 
     taken: last step that it has begun, -1 for none.
     hungry: whether it waits for the next one.
@@ -841,7 +844,7 @@ class Demand(Message, code=11):
 class PolicyVersion(Message, code=12):
     """DP rank 0 has a new version of the weights.
 
-    policy_version: which.
+    policy_version: the version.
     first_step: the first step that trains with it.
     """
 
@@ -850,12 +853,12 @@ class PolicyVersion(Message, code=12):
 
 
 class StepHeader(HasFields, code=13, optional=("attempt", "num_referenced")):
-    """What is known of a step before its micro-batches; the same on every DP rank.
+    """A step, before its micro-batches; the same on every DP rank.
 
     fields: of the samples of all its micro-batches.
     step: its number, from 0.
     digest: of its plan; a rank with another digest has another step.
-    num_micro_batches: of every rank.
+    num_micro_batches: number of micro-batches, the same on every rank.
     num_samples: of all ranks.
     tokens: of all samples.
     loss_tokens: of all samples, for normalisation.
@@ -864,8 +867,8 @@ class StepHeader(HasFields, code=13, optional=("attempt", "num_referenced")):
         a sample without a group is one of its own. Left out where no sample has one.
     expected_loss_tokens: loss tokens that `num_samples` mean arrivals have, fixed when the step was
         planned.
-    attempt: how often the step was planned anew because samples could not be resolved; messages of
-        an earlier attempt are void. Left out if 0.
+    attempt: number of times the step was planned anew because samples could not be resolved;
+        messages of an earlier attempt are void. Left out if 0.
     num_referenced: samples of all ranks that lie in payload stores; left out if 0. If there are
         any, a rank is prepared once it holds all of its micro-batches, those samples fetched.
     """
@@ -884,20 +887,20 @@ class StepHeader(HasFields, code=13, optional=("attempt", "num_referenced")):
 
 
 class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
-    """One micro-batch of one DP rank; payload: a block a field, as its samples' values.
+    """One micro-batch of one DP rank; payload: a block per field, with its samples' values.
 
-    step: that it is of.
-    index: its place, from 0; a rank gets them in order.
+    step: number of its step.
+    index: in the step, from 0; a rank receives micro-batches in order.
     is_filler: whether it is a dummy, so that ranks have equal numbers: the first token of some
         sample of the step, with no loss tokens.
     group_numbers: index of each sample's group in the step's `group_loss_tokens`; left out where
         there are no groups, and of a dummy.
     attempt: of the step, as in its header; left out if 0.
-    cp_size: DP ranks of the block that trains it together: a power of two, and the first of them is
-        a multiple of it. All get it at the same index. Left out where the rank trains it alone.
-    cp_rank: place of this rank in its block; the samples count for the first. Left out if 0.
-    ranges: of each sample the tokens whose values of per-token fields the payload has, or the rank
-        fetches, as pairs of the first and the one behind the last; left out where these are all.
+    cp_size: DP ranks of the block that trains it together: a power of two that divides the index of
+        the first. All get it at the same index. Left out where the rank trains it alone.
+    cp_rank: index of this rank in its block; the samples count for the first. Left out if 0.
+    ranges: ranges of tokens of each sample whose per-token values the payload has, or the rank
+        fetches, as pairs of start and stop; left out where these are all tokens.
     """
 
     each = (*HasSamples.each, "group_numbers", "ranges")
@@ -912,22 +915,22 @@ class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
 
     @property
     def tokens_held(self) -> list[int]:
-        """Tokens of each sample that this rank has."""
+        """Number of tokens of each sample on this rank."""
         if self.ranges is None:
             return self.tokens
         return [sum(stop - start for start, stop in own) for own in self.ranges]
 
     def spans(self, nbytes: int) -> tuple[int]:
-        """All in one piece: what it says of its fields is held against the step's header."""
+        """One piece: its fields are checked against the step's header later."""
         return (nbytes,)
 
 
 class Prepared(Message, code=15, optional=("attempt",)):
-    """The rank holds a step's header and can train it. Said of steps in their order.
+    """The rank holds a step's header and can train it. Sent in the order of steps.
 
-    step: which.
+    step: its number.
     digest: of its plan.
-    attempt: of the step, as in its header; left out if 0. Of an earlier one it is void.
+    attempt: of the step, as in its header; left out if 0. For an earlier attempt it is void.
     """
 
     step: Count
@@ -938,11 +941,11 @@ class Prepared(Message, code=15, optional=("attempt",)):
 class Unresolved(Message, code=29):
     """The rank cannot get samples of a step that is not released.
 
-    They are dropped, their groups whole, and the step is planned anew as its next attempt.
+    The dispatcher drops them with their groups, and plans the step anew as its next attempt.
 
-    step: which.
-    attempt: of the step, as in its header; of an earlier one it is void.
-    sample_ids: of these samples, at most 1,024 at a time.
+    step: its number.
+    attempt: of the step, as in its header; for an earlier attempt it is void.
+    sample_ids: of these samples, at most 1,024 in one message.
     why: error of their store, for people.
     """
 
@@ -957,7 +960,7 @@ class StepWithdrawn(Message, code=34):
 
     The rank drops the step, if it has it. A later attempt of the same number may follow.
 
-    step: which; none after it is announced.
+    step: its number; no later step is announced.
     """
 
     step: Count
@@ -966,34 +969,33 @@ class StepWithdrawn(Message, code=34):
 class Release(Message, code=16):
     """Every DP rank is prepared: the training loop may have a step.
 
-    step: which.
+    step: its number.
     """
 
     step: Count
 
 
 class LastStep(Message, code=35):
-    """Another DP rank has left, or is lost: no step after this one may begin, prepared or not.
+    """Another DP rank has left or is lost: no step after this one may begin, prepared or not.
 
-    A rank whose training loop asks for a later one says so in `Demand`, and gets an `Error`.
+    A rank whose training loop asks for a later one sends `Demand`, and gets an `Error`.
 
-    step: the last one, -1 for none at all; null: the rank is back, and there is no such limit.
+    step: the last one, -1 for none at all; null: the rank is back, and the limit is lifted.
     """
 
     step: Watermark | None = None
 
 
 class PassTimes(Part):
-    """What one pass over a step's micro-batches took.
+    """Times of one pass over a step's micro-batches.
 
-    Times are in seconds, one a micro-batch in order, summed where the pass goes over them more than
-    once.
+    Times are in seconds, one per micro-batch in order, summed where the pass repeats them.
 
-    cost_key: which pass: `update` trains, others (`log-prob`, `critic`) have the trainer's names.
-    busy_s: from each micro-batch's begin to its end, time inside collectives included; 0 where that
-        is not known.
-    collective_s: how much of that the rank was inside collectives, whether it waited for others
-        there or bytes were on their way; null where that cannot be told apart.
+    cost_key: name of the pass: `update` trains, others (`log-prob`, `critic`) are the trainer's.
+    busy_s: from each micro-batch's begin to its end, including time in collectives; 0 where that is
+        not known.
+    collective_s: the part of it in collectives, whether waiting for other ranks or transferring;
+        null where that cannot be measured.
     why: why it cannot, for people.
     """
 
@@ -1012,8 +1014,8 @@ class Commit(Message, code=17):
     """The rank has applied every step up to one.
 
     step: the last of them.
-    times: what passes over that step took, as far as it is known by now: with 65,536
-        micro-batches altogether at most. Others follow in StepTimes.
+    times: of passes over that step, as far as they are known, for at most 65,536 micro-batches
+        altogether. Others follow in StepTimes.
     """
 
     step: Count
@@ -1029,9 +1031,9 @@ class Commit(Message, code=17):
 class End(Message, code=18):
     """No step will follow.
 
-    reason: `finished` where the DP ranks have finished the run: steps after that are void; `ended`
-        where producers or a controller have ended the stream, `drained` where the dispatcher shuts
-        down: steps that were announced before still come.
+    reason: `finished`: the DP ranks have finished the run, and later steps are void; `ended`:
+        producers or a controller have ended the stream; `drained`: the dispatcher shuts down. In
+        these two cases announced steps still follow.
     """
 
     reason: Annotated[EndReason, Declared(strict=False)]
@@ -1040,11 +1042,11 @@ class End(Message, code=18):
 class Finish(Message, code=36):
     """The training loop takes no further step.
 
-    Once every DP rank has sent it, with the same content, the run is finished, and all get an
-    `End`. Where they differ, or one rank goes on, all get an `Error`.
+    Once every DP rank has sent it with the same content, the run is finished, and all get an `End`.
+    Where they differ, or one rank goes on, all get an `Error`.
 
     step: the last one that the rank has committed, -1 for none.
-    discard: samples that are not used are dropped, though a journal could keep them.
+    discard: unused samples are dropped, though a journal could keep them.
     """
 
     step: Watermark
@@ -1052,7 +1054,7 @@ class Finish(Message, code=36):
 
 
 class CheckpointSaved(Message, code=23):
-    """A checkpoint is durable; DP rank 0 speaks for all.
+    """A checkpoint is durable; DP rank 0 reports it for all.
 
     step: the last step that is in it, -1 for none.
     """
@@ -1061,11 +1063,12 @@ class CheckpointSaved(Message, code=23):
 
 
 class StepTimes(PassTimes, Message, code=28):
-    """What one pass over a step's micro-batches took.
+    """Times of one pass over a step's micro-batches.
 
-    Said once a pass, with or after the step's Commit, unless that has told it; nobody waits for it.
+    Sent once per pass, with or after the step's Commit, unless the Commit has them. Nothing waits
+    for it.
 
-    step: which.
+    step: its number.
     """
 
     step: Count

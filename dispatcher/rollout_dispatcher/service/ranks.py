@@ -72,6 +72,7 @@ class Ranks:
             discards=message.discard,
         )
         self._store_workers.gone(peer)  # after another hello it gets nothing before its welcome
+        known = self._connections.rank_of(peer) is not None and self._core.generation
         decision = self._core.join(hello, now)
         if hello.generation is None:
             self._metrics.waiting_since.clear()
@@ -82,11 +83,12 @@ class Ranks:
         if self._connections.rank_of(peer) is None:
             return  # it was refused
         self._store_workers.there(peer)
-        log.info(
-            "DP rank %d of %d joined generation %d",
-            message.dp_rank, message.dp_size, self._core.generation,
-            extra={"event": "rank-joined", "dp_rank": message.dp_rank, "peer": str(peer)},
-        )  # fmt: skip
+        if known != self._core.generation:  # else it has loaded a checkpoint
+            log.info(
+                "DP rank %d of %d joined generation %d",
+                message.dp_rank, message.dp_size, self._core.generation,
+                extra={"event": "rank-joined", "dp_rank": message.dp_rank, "peer": str(peer)},
+            )  # fmt: skip
         self._metrics.packed_lengths[message.dp_rank] = message.packed_length or 0
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         if message.policy_version is not None:

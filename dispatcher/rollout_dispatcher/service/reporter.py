@@ -22,7 +22,7 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.rank_time import LOST, TimeCause
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.waiting import Cause
-from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.errors import DispatcherError, RunFinished
 from rollout_dispatcher.service.connections.clients import Client
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,8 @@ class Health:
         Of another generation's steps nothing is used.
         """
         measured = self._core.measured
-        ratios = enumerate([] if measured.last is None else measured.slowness.tolist())
+        nobody = measured.last is None or not self._core.statistics().ranks_connected
+        ratios = enumerate([] if nobody else measured.slowness.tolist())
         slow = sorted(((each, rank) for rank, each in ratios if each >= SLOW), reverse=True)
         named = ", ".join(f"DP rank {rank} takes {ratio:.2f}" for ratio, rank in slow[:NAMED])
         more = f", and {len(slow) - NAMED} more" if len(slow) > NAMED else ""
@@ -311,7 +312,8 @@ class RunLog:
 
 def producer_gone(client: Client, reason: str) -> None:
     """Log that a producer's connection ended without a goodbye."""
-    log.warning(
+    log.log(
+        logging.INFO if reason == RunFinished.code else logging.WARNING,
         "producer %s%s is gone without a goodbye (%s), after %d accepted samples",
         client.client_id, f" at {client.host}" if client.host else "", reason, client.accepted,
         extra={"event": "producer-gone", "producer": client.client_id, "peer": client.host},

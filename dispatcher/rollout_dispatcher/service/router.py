@@ -345,9 +345,9 @@ class Router:
         watched = [(peer, config.idle_timeout) for peer in self._connections.producers.values()]
         watched += [(rank.peer, config.rank_timeout) for rank in self._connections.ranks.values()]
         for peer, timeout in watched:
-            unheard = now - peer.last_heard if peer.held else away
-            peer.last_heard = min(now, peer.last_heard + unheard)
-            if now - peer.last_heard > timeout:
+            silence = now - peer.last_received if peer.held else away
+            peer.last_received = min(now, peer.last_received + silence)
+            if now - peer.last_received > timeout:
                 fields = {"event": "client-silent", "peer": str(peer)}
                 text = "%s was silent for %g s; closing its connection"
                 log.warning(text, peer, timeout, extra=fields)

@@ -182,7 +182,7 @@ class Listener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
-        self._failures, self._said_at = 0, -math.inf
+        self._failures, self._logged_at = 0, -math.inf
         self._loop.add_reader(sock, self._accept)
 
     @property
@@ -273,8 +273,8 @@ class Listener:
             self._die(error)
             return
         self._failures += 1
-        if (now := self._loop.time()) >= self._said_at + SAY_SECONDS:
-            self._said_at = now
+        if (now := self._loop.time()) >= self._logged_at + SAY_SECONDS:
+            self._logged_at = now
             log.error(
                 "connections to %s could not be accepted (%d times so far): %s; they wait, and "
                 "accepting is tried again every %g s",

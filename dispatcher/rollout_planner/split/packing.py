@@ -104,12 +104,14 @@ def fill(
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """By cost, ruled micro-steps up to their levels first; else all at once; else by tokens."""
-    tokens = np.minimum(s, budget)
-    if is_ruled(x, R, M) and (x[1:] <= x[:-1]).all():  # whole groups may fall in tokens alone
-        level = levels_under(x, tokens, R, M, budget)
+    order = np.argsort(-x, kind="stable")  # whole groups may fall in tokens alone
+    dearest, tokens = x[order], np.minimum(s, budget)[order]
+    if is_ruled(dearest, R, M):
+        level = levels_under(dearest, tokens, R, M, budget)
         most = np.where(level > level[-1], level * (1 + tuning.ROUNDING), np.inf)
         kinds = [assign.Kind(most=each) for each in most.repeat(R).tolist()]
-        found = assign.put(x, tokens, [budget] * (R * M), kinds)
+        found = np.empty(len(x), dtype=np.int64)
+        found[order] = assign.put(dearest, tokens, [budget] * (R * M), kinds)
         if found.min() >= 0:
             return found
     labels = assign.lpt_budget(x, s, R * M, budget)

@@ -101,7 +101,7 @@ def train(client: RankClient, history: Writer, behind: int | None) -> None:
         history.write("committing", header.step)
         step.commit()
         seconds = [COMPUTE_S] * len(step)
-        client.tell_times(StepTimes(step=header.step, busy_s=seconds, collective_s=seconds))
+        client.report_times(StepTimes(step=header.step, busy_s=seconds, collective_s=seconds))
         history.write("committed", header.step)
     history.write("end")
 

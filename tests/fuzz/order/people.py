@@ -164,7 +164,7 @@ class GoodRank(Speaker):
         """Check it, and take it."""
         super().heard(line, message, payload)
         if line is self.line and not isinstance(message, m.Error | m.Bye):
-            self.core.heard(message, memoryview(bytes(payload)), 0.0)
+            self.core.receive(message, memoryview(bytes(payload)), 0.0)
 
     def reconnect(self) -> None:
         """On a new connection, with what it holds; the old one may be there still."""

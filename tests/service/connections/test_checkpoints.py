@@ -138,6 +138,8 @@ def test_after_a_rewind_the_log_has_the_number_of_the_last_committed_step(tmp_pa
         server.await_status(steps_committed=4, last_committed=1)
         eventually(lambda: last("progress")["step"] == 1, "two of three are taken back, one came")
         assert last("progress")["message"].startswith("2 steps (")
+        text = server.get("/statusz", ("Accept", "text/plain")).text
+        assert "steps: 4 committed, 2 of them rewound, 1 open" in text
         server.send_signal(signal.SIGUSR1)
         eventually(lambda: '"state"' in server.log(), "its state")
         assert last("state")["step"] == 1

@@ -83,12 +83,12 @@ async def test_who_is_not_read_from_is_not_silent() -> None:
     holder, waiting, _ = holder_and_waiting(router)
     holder.peer.pause_writing()
     for wire in (holder, waiting):
-        wire.peer.last_heard -= 10_000
+        wire.peer.last_received -= 10_000
     router.close_silent(0.0)
     assert not holder.is_closing()
     assert not waiting.is_closing()
     holder.peer.resume_writing()
-    holder.peer.last_heard -= 10_000
+    holder.peer.last_received -= 10_000
     router.close_silent(0.0)
     assert holder.is_closing()
     router.close()

@@ -53,7 +53,7 @@ async def test_a_pause_of_an_hour_with_heartbeats_trips_nothing() -> None:
         for rank, heart in zip(ranks, hearts, strict=True):
             if heart.ping_due(clock()):
                 rank.say(m.Ping())
-                heart.heard()
+                heart.received()
             heart.check(clock())
         router.close_silent(away=0.0)
     assert not any(rank.is_closing() for rank in ranks)

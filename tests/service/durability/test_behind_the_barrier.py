@@ -104,7 +104,7 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     for _ in range(100):  # turns of the loop, in which a peer that is read from would be heard
         await asyncio.sleep(0)
     assert len(router.barrier._waiting) == waiting < count
-    flooded.last_heard -= 10_000
+    flooded.last_received -= 10_000
     router.close_silent(0.0)  # it has no part in its silence
 
     durable = asyncio.ensure_future(log.durable())

@@ -7,15 +7,18 @@ import pytest
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.rank_time import TimeCause
 from rollout_dispatcher.core.waiting import FIRST_SECONDS, Cause
 from rollout_dispatcher.errors import DispatcherError, JournalFull
+from rollout_dispatcher.service.connections.clients import Client
 from rollout_dispatcher.service.reporter import (
     INTERVAL_SECONDS,
     DropsLog,
     Health,
     LostTime,
     RunLog,
+    producer_gone,
 )
 from tests.service.conftest import Serve
 from tests.service.wires import make_router
@@ -92,6 +95,31 @@ def test_a_reason_that_was_away_begins_anew() -> None:
     first = watched.health.explain().partition(";")[0]
     assert first == "the journal cannot be written: no room (3 min)"
     assert not watched.health.is_ready(watched.bench.core.statistics())
+
+
+def test_slow_ranks_are_named_while_any_rank_is_connected() -> None:
+    watched = Watched()
+    bench = watched.bench
+    for step in range(4):
+        watched.trains(step)
+        for rank, computed in enumerate((1.0, 1.5)):
+            bench.perform(
+                bench.core.step_times(rank, RankTimes(step, "update", [2], [2 - computed]))
+            )
+    assert watched.health.slow_ranks().startswith("DP rank 1 takes 1.50 times as long")
+    for rank in range(2):
+        bench.perform(bench.core.leave(rank, f"r{rank}", bench.now))
+    assert watched.health.slow_ranks() == ""
+
+
+@pytest.mark.parametrize(("reason", "level"), [("eof", "WARNING"), ("run-finished", "INFO")])
+def test_a_producer_that_is_sent_away_at_the_end_of_the_run_is_no_warning(
+    reason: str, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    producer_gone(Client("p", "producer", "10.0.0.1"), reason)
+    (line,) = caplog.records
+    assert (line.levelname, line.event) == (level, "producer-gone")  # type: ignore[attr-defined]
 
 
 # -- stalls
@@ -248,9 +276,11 @@ def test_each_reason_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
 async def test_the_end_logs_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
     router = make_router()
     router.drops_log.note({DropReason.STALE: entries("a")}, 0.0)
-    router.drops_log.note({DropReason.STALE: entries("b")}, 0.0)
+    (old,) = entries("b")
+    old.oldest = 3
+    router.drops_log.note({DropReason.STALE: [old]}, 0.0)
     router.close()
-    assert [line[-1] for line in caplog.messages] == ["a", "b"]
+    assert [line.rpartition(": ")[2] for line in caplog.messages] == ["a", "b of version 3"]
 
 
 def test_the_service_says_it_and_the_end_sums_up(serve: Serve) -> None:

@@ -30,7 +30,7 @@ from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.transport.sockets import connect
-from rollout_workers.client.link import Link, restored, told
+from rollout_workers.client.link import Link, error_message, restored
 from rollout_workers.client.role import Outgoing, Role
 from rollout_workers.producer.producer import RolloutProducer
 from rollout_workers.rank.client import RankClient
@@ -64,7 +64,7 @@ class Words:
     def hello(self) -> m.HelloProducer:
         return m.HelloProducer(client_id="me")
 
-    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
+    def receive(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
         self.arrived.append(message)
 
     def take_messages(self, now: float) -> Iterable[Outgoing]:  # noqa: ARG002
@@ -348,17 +348,17 @@ KINDS = [
 def test_every_error_comes_back_with_its_class_and_text(kind: type[DispatcherError]) -> None:
     error = kind.__new__(kind, "what was found")
     Exception.__init__(error, "what was found")
-    again = restored(told(error))
+    again = restored(error_message(error))
     assert type(again) is kind
     assert str(again) == "what was found"
 
 
 def test_what_is_none_of_ours_goes_by_its_name() -> None:
-    again = restored(told(OSError("no room")))
+    again = restored(error_message(OSError("no room")))
     assert type(again) is DispatcherError
     assert str(again) == "OSError: no room"
 
 
 def test_a_code_that_is_not_known_is_an_error_all_the_same() -> None:
-    message = told(DispatcherError("x")).model_copy(update={"code": "of a newer release"})
+    message = error_message(DispatcherError("x")).model_copy(update={"code": "of a newer release"})
     assert type(restored(message)) is DispatcherError

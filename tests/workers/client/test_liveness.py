@@ -25,7 +25,7 @@ def test_a_process_that_was_stopped_itself_does_not_blame_its_peer() -> None:
     heartbeat = Heartbeat(5.0, now=0.0)
     heartbeat.check(1000.0)
     assert heartbeat.ping_due(1000.0)
-    heartbeat.heard()
+    heartbeat.received()
     heartbeat.check(2000.0)
 
 

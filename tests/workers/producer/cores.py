@@ -21,7 +21,7 @@ def encoded(
 
 def hear(core: ProducerCore, message: m.Message, now: float = 0.0) -> list[Settled]:
     """Give the core a message; return what it settles."""
-    core.heard(message, NOTHING, now)
+    core.receive(message, NOTHING, now)
     return core.take_settled()
 
 

@@ -56,6 +56,10 @@ def test_many_samples_share_a_frame_and_refusals_name_the_culprit(
     with pytest.raises(SampleRefused, match=r"2 of 3 samples .* at index 1: too long"):
         pushing.result(10)
     assert len(push.tokens) == 3
+    pushing = dispatcher.meanwhile(producer.push_many, [RolloutSample(FIELDS)] * 2)
+    peer.answer(peer.expect(m.Push), "refused", "refused", **{"0": "too long", "1": "too long"})
+    with pytest.raises(SampleRefused, match=r"2 of 2 samples were refused; the first, at index 0"):
+        pushing.result(10)
 
 
 def test_mappings_of_fields_are_samples_without_metadata(dispatcher: ScriptedDispatcher) -> None:

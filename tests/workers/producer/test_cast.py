@@ -23,7 +23,7 @@ IDS = Field("input_ids", DType.INT64)
 def encoder(*fields: Field) -> Encoder:
     made = Encoder(allow_non_finite=True)
     schema = Schema(tuple(sorted((IDS, *fields), key=lambda item: item.name)))
-    made.heed(m.SchemaKnown(fields=m.field_headers(schema), set_by="declared by --fields"))
+    made.on_schema(m.SchemaKnown(fields=m.field_headers(schema), set_by="declared by --fields"))
     return made
 
 
@@ -92,7 +92,7 @@ def test_being_told_while_another_thread_encodes_is_not_forgotten() -> None:
 
     class Slow(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
-            made.heed(m.SchemaKnown(fields=m.field_headers(known), set_by="the first step"))
+            made.on_schema(m.SchemaKnown(fields=m.field_headers(known), set_by="the first step"))
             return super().__getitem__(name)
 
     fields = {"input_ids": [1, 2], "x": np.zeros(2, np.float32)}

@@ -20,7 +20,7 @@ def encoder(*known: Field) -> Encoder:
     """Of a run whose samples have these fields, or of one that has decided on none."""
     made = Encoder(ragged=("grid",))
     if known:
-        made.heed(m.SchemaKnown(fields=m.field_headers(Schema(known)), set_by="declared"))
+        made.on_schema(m.SchemaKnown(fields=m.field_headers(Schema(known)), set_by="declared"))
     return made
 
 
@@ -58,7 +58,7 @@ def test_an_empty_list_is_no_rows_once_their_shape_is_known() -> None:
 
 def test_what_the_run_has_as_ragged_needs_no_name_here() -> None:
     made = Encoder()
-    made.heed(m.SchemaKnown(fields=m.field_headers(Schema((GRID, IDS))), set_by="declared"))
+    made.on_schema(m.SchemaKnown(fields=m.field_headers(Schema((GRID, IDS))), set_by="declared"))
     assert encode(made, grid=np.zeros((1, 3), np.int64)).rows == (1,)
 
 

@@ -13,7 +13,7 @@ def connected(prefetch: int = 1, **welcome: Any) -> RankCore:
     """DP rank 0 of two, welcomed."""
     core = RankCore("me", 0, 2, None, prefetch=prefetch)
     core.hello()
-    core.heard(rank_welcome(**welcome), NOTHING, 0.0)
+    core.receive(rank_welcome(**welcome), NOTHING, 0.0)
     return core
 
 
@@ -21,7 +21,7 @@ def reconnect(core: RankCore, **welcome: Any) -> None:
     """It loses its connection, and is welcomed on another one."""
     core.lost()
     core.hello()
-    core.heard(rank_welcome(**welcome), NOTHING, 0.0)
+    core.receive(rank_welcome(**welcome), NOTHING, 0.0)
 
 
 def spoken(core: RankCore) -> list[m.Message]:
@@ -31,13 +31,13 @@ def spoken(core: RankCore) -> list[m.Message]:
 def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
     """Give the core messages; return what it says."""
     for message in messages:
-        core.heard(message, NOTHING, 0.0)
+        core.receive(message, NOTHING, 0.0)
     return spoken(core)
 
 
 def deliver(core: RankCore, number: int, index: int = 0, *samples: Any, attempt: int = 0) -> None:
     """The next micro-batch of a step."""
-    core.heard(*arrived(micro_batch(number, index, *samples, attempt=attempt)), 0.0)
+    core.receive(*arrived(micro_batch(number, index, *samples, attempt=attempt)), 0.0)
 
 
 def take(core: RankCore) -> int:

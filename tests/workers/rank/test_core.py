@@ -221,10 +221,10 @@ def as_heard(messages: list[m.Message]) -> list[m.Message]:
 def test_what_passes_took_is_in_the_commit_where_the_dispatcher_hears_it_there() -> None:
     core = telling()
     core.commit(0)
-    core.tell_times(times(0, "log-prob"))
-    core.tell_times(times(0))
+    core.report_times(times(0, "log-prob"))
+    core.report_times(times(0))
     core.commit(1)
-    core.tell_times(times(1))
+    core.report_times(times(1))
     assert as_heard(spoken(core)) == [
         m.Commit(step=0, times=passes("log-prob", "update")),
         m.Commit(step=1, times=passes("update")),
@@ -235,7 +235,7 @@ def test_what_is_known_after_the_commit_has_a_message_of_its_own() -> None:
     core = telling()
     core.commit(0)
     assert spoken(core) == [m.Commit(step=0)]
-    core.tell_times(times(0))
+    core.report_times(times(0))
     core.commit(1)
-    core.tell_times(times(0, "critic"))
+    core.report_times(times(0, "critic"))
     assert spoken(core) == [times(0), m.Commit(step=1), times(0, "critic")]

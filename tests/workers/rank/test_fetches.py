@@ -28,7 +28,7 @@ def connected(**welcome: Any) -> RankCore:
 
 def announce(core: RankCore, number: int, count: int = 1, *, refs: int = 1) -> None:
     header = step(number, count).model_copy(update={"num_referenced": refs})
-    core.heard(header, NOTHING, 0.0)
+    core.receive(header, NOTHING, 0.0)
 
 
 def lie_there(core: RankCore, number: int) -> None:
@@ -83,7 +83,7 @@ def test_what_a_loop_gets_is_as_if_it_had_come_inline() -> None:
     core = connected()
     lie_there(core, 0)
     find(core, *core.take_fetches())
-    core.heard(m.Release(step=0), NOTHING, 0.0)
+    core.receive(m.Release(step=0), NOTHING, 0.0)
     held = core.ready()
     assert held is not None
     assert held.micro_batches[0].payload == span_of(ONE)
@@ -99,7 +99,7 @@ def test_steps_are_fetched_ahead_as_far_as_they_fit_and_in_their_turn() -> None:
     for fetch in fetches:
         find(core, fetch)
     assert core.take_fetches() == []  # what is fetched and not begun takes room too
-    core.heard(m.Release(step=0), NOTHING, 0.0)
+    core.receive(m.Release(step=0), NOTHING, 0.0)
     take(core)
     assert steps_of(core.take_fetches()) == [2]
 
@@ -114,7 +114,7 @@ def test_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None
     assert steps_of([fetch]) == [0]
     assert core.take_fetches() == []
     find(core, fetch)
-    core.heard(m.Release(step=0), NOTHING, 0.0)
+    core.receive(m.Release(step=0), NOTHING, 0.0)
     take(core)
     assert core.take_fetches() == []  # it does not wait any more
 
@@ -130,7 +130,7 @@ def test_of_a_step_that_does_not_fit_as_many_micro_batches_are_fetched_ahead_as_
     for fetch in fetches:
         find(core, fetch)
     assert said(core) == [prepared(0)]
-    core.heard(m.Release(step=0), NOTHING, 0.0)
+    core.receive(m.Release(step=0), NOTHING, 0.0)
     take(core)
     assert indexes_of(core.take_fetches()) == [(1, 1), (1, 2)]
 
@@ -195,12 +195,12 @@ def test_what_comes_for_a_step_that_is_not_held_any_more_changes_nothing() -> No
 def test_requests_are_answered_on_the_connection_on_which_they_came() -> None:
     core = connected()
     free = m.Free(number=3, store="file:///a", keys=["k"])
-    core.heard(free, NOTHING, 0.0)
+    core.receive(free, NOTHING, 0.0)
     (asked,) = core.store_requests.take()
     core.store_requests.answered(asked, m.Freed(number=3))
     assert said(core) == [m.Freed(number=3)]
-    core.heard(free, NOTHING, 0.0)
-    core.heard(m.Sweep(number=4, store="file:///a", prefix="p."), NOTHING, 0.0)
+    core.receive(free, NOTHING, 0.0)
+    core.receive(m.Sweep(number=4, store="file:///a", prefix="p."), NOTHING, 0.0)
     first, second = core.store_requests.take()
     core.store_requests.answered(second, m.Swept(number=4))
     reconnect(core, **WELCOME)

@@ -33,7 +33,7 @@ from rollout_workers.client.role import (
     CONNECT_TIMEOUT_S,
     FIRST_DELAY_S,
     HANDSHAKE_TIMEOUT_S,
-    SAID_EVERY_S,
+    LOG_INTERVAL_S,
     Backoff,
     Role,
 )
@@ -145,7 +145,7 @@ class Connector:
         self._attempt: asyncio.Timeout | None = None
         self._link: Link | None = None
         self._received_before = 0  # bytes, on earlier connections
-        self._said_at: float | None = None  # when the log last heard that there is no connection
+        self._logged_at: float | None = None  # when the log last heard that there is no connection
         self._finished_at: float | None = None  # when a loss found nothing left to do
         self.welcomes = 0
 
@@ -258,9 +258,9 @@ class Connector:
     def _say_lost(self, lost: OSError) -> None:
         """Tell the log at once, and then now and then: a thousand ranks may be looking."""
         now = self._loop.time()
-        if self._said_at is not None and now - self._said_at < SAID_EVERY_S:
+        if self._logged_at is not None and now - self._logged_at < LOG_INTERVAL_S:
             return
-        self._said_at = now
+        self._logged_at = now
         log.log(
             self._level,
             "%s has no connection to the dispatcher at %s (%s) and tries again for %.0f s",
@@ -272,8 +272,8 @@ class Connector:
 
     def _say_found(self) -> None:
         """Tell the log if it heard of a loss."""
-        if self._said_at is not None:
-            self._said_at = None
+        if self._logged_at is not None:
+            self._logged_at = None
             log.log(self._level, "%s is connected to %s again", self._role.name, self._endpoint)
 
     async def _serve(self) -> None:

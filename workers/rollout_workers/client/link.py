@@ -17,7 +17,7 @@ from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 from rollout_workers.client.role import CLOSE_TIMEOUT_S, Heartbeat, Role
 
 
-def told(error: BaseException) -> m.Error:
+def error_message(error: BaseException) -> m.Error:
     """The message of an error; an error of others has its type's name in it."""
     if isinstance(error, DispatcherError):
         return m.Error(code=error.code, message=str(error), retriable=error.retriable)
@@ -125,7 +125,7 @@ class Link(StreamProtocol):
                 await self.ended
             before, left = left, self._left()
             if self._unsent and left > before:
-                heartbeat.heard()  # it reads, and answers what it has not come to when it has
+                heartbeat.received()  # it reads, and answers what it has not come to when it has
             heartbeat.check(self._loop.time())
 
     def ping(self) -> None:
@@ -231,7 +231,7 @@ class Link(StreamProtocol):
         else:  # TLS makes a record, and keeps a reference, of whatever it is given
             self._transport.write(b"".join(frame))
 
-    def _hear_arrived(self) -> None:
+    def _receive_arrived(self) -> None:
         """Give the core the messages of this turn of the event loop, all at once.
 
         Each change may wake another thread, which costs more than to receive a micro-batch.
@@ -243,7 +243,7 @@ class Link(StreamProtocol):
             with self._role.guard:
                 try:
                     for message, payload in arrived:
-                        self._hear(message, payload)
+                        self._receive(message, payload)
                 finally:
                     self._role.changed()
         except Exception as error:
@@ -251,9 +251,9 @@ class Link(StreamProtocol):
             return
         self.pump()
 
-    def _hear(self, message: m.Message, payload: memoryview) -> None:
+    def _receive(self, message: m.Message, payload: memoryview) -> None:
         if type(message) not in OF_CONNECTIONS:
-            self._core.heard(message, payload, self._loop.time())
+            self._core.receive(message, payload, self._loop.time())
             if isinstance(message, m.Pong) and self._confirmed and not self._confirmed.done():
                 self._confirmed.set_result(None)
             return
@@ -263,7 +263,7 @@ class Link(StreamProtocol):
             self._end(None)
             return
         now = self._loop.time()
-        self._core.heard(message, payload, now)
+        self._core.receive(message, payload, now)
         if isinstance(message, (m.WelcomeProducer, m.WelcomeRank)) and not self.welcomed.done():
             self.heartbeat_interval_s = message.heartbeat_interval_s
             self._heartbeat = Heartbeat(self.heartbeat_interval_s, now)
@@ -286,14 +286,14 @@ class Link(StreamProtocol):
         """So many bytes are in `get_buffers`."""
         self.bytes_received += nbytes
         if self._heartbeat is not None:
-            self._heartbeat.heard()
+            self._heartbeat.received()
         try:
             for message, parts in self._session.received(nbytes):
                 self._arrived.append((message, parts[0] if parts else NO_PAYLOAD))
                 if len(self._arrived) == 1:
-                    self._loop.call_soon(self._hear_arrived)
+                    self._loop.call_soon(self._receive_arrived)
         except Exception as error:
-            self._hear_arrived()
+            self._receive_arrived()
             self._end(error)
 
     def pause_writing(self) -> None:
@@ -307,7 +307,7 @@ class Link(StreamProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is over."""
-        self._hear_arrived()
+        self._receive_arrived()
         self._end(error or ConnectionError("the dispatcher closed the connection"))
         # Now, not when cycles are looked for: trainers put that off, and an error holds us.
         self._transport = None

@@ -34,7 +34,7 @@ class ClientCore(Protocol):
     def hello(self) -> m.Message:
         """The first message of a connection: everything that a lost one may have swallowed."""
 
-    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
+    def receive(self, message: m.Message, payload: memoryview, now: float) -> None:
         """Take a message, the welcome first of all.
 
         Raises ProtocolError for one out of turn, or ConnectionError or another DispatcherError
@@ -100,7 +100,7 @@ CLOSE_TIMEOUT_S = 5.0
 #: between attempts would add to the pause.
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 #: Seconds between two log lines while there is no connection, however many attempts fail.
-SAID_EVERY_S = 30.0
+LOG_INTERVAL_S = 30.0
 #: A connection that held this long was a good one: the next loss starts with short delays again.
 STABLE_S = 10.0
 #: Attempts that count after a welcome: who is welcomed and lost at once again waits up to 0.8 s,
@@ -121,7 +121,7 @@ class Heartbeat:
         self._pinged = now
         self._unanswered_since: float | None = None
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """A message of the peer has come."""
         self._unanswered_since = None
 

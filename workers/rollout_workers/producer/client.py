@@ -56,7 +56,7 @@ NAMED = 4
 class ProducerClient:
     """One producer's connection, for as long as the producer lives; not thread-safe.
 
-    heed: told of the run's schema. raises_run_change: whether another run than before ends it.
+    on_schema: told of the run's schema. raises_run_change: whether another run than before ends it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ProducerClient:
         endpoint: Endpoint,
         reconnect_timeout: float,
         credentials: Credentials,
-        heed: Callable[[m.SchemaKnown | None], None],
+        on_schema: Callable[[m.SchemaKnown | None], None],
         *,
         raises_run_change: bool,
     ) -> None:
@@ -72,7 +72,7 @@ class ProducerClient:
         self._reconnect_timeout = reconnect_timeout
         self._process = OwnProcess("producer")
         self._raises_run_change = raises_run_change
-        self._core = ProducerCore(new_client_id(), heed, self._run_changed)
+        self._core = ProducerCore(new_client_id(), on_schema, self._run_changed)
         self._putting = Putting(self._core, self._worked)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
         self._listening: set[asyncio.Future[None]] = set()
@@ -87,7 +87,7 @@ class ProducerClient:
         self._process.check()
         loop = asyncio.get_running_loop()
         self._welcomed = loop.create_future()
-        role = Role(self._core, Side.PRODUCER, LIMITS, self._heard)
+        role = Role(self._core, Side.PRODUCER, LIMITS, self._on_received)
         self._connector = connector = Connector(
             loop, self._endpoint, role, self._credentials, self._reconnect_timeout
         )
@@ -113,7 +113,7 @@ class ProducerClient:
             for batch in batches(samples, self._core.max_payload_bytes):
                 handles.append(self._core.submit(batch))
                 self._expect(handles[-1])
-            self._putting.look()
+            self._putting.start_due()
             connector.pump()
             async with asyncio.timeout(timeout):
                 settled = [await self._waiting[handle] for handle in handles]
@@ -136,8 +136,8 @@ class ProducerClient:
 
     def _log_waiting(self, what: str) -> None:
         if (cap := self._core.blocked) is not None:
-            told = "%s has waited %g s for a push begun before it: %s"
-            log.warning(told, what, CONTROL_LOG_S, _buffer_full(cap))
+            text = "%s has waited %g s for a push begun before it: %s"
+            log.warning(text, what, CONTROL_LOG_S, _buffer_full(cap))
 
     async def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> None:
         """Send a control message behind the pushes it is about; returns when it was handled."""
@@ -166,7 +166,7 @@ class ProducerClient:
         self._check()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while (found := self._core.hearing.feedback()) == after:
+                while (found := self._core.flow.feedback()) == after:
                     news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._listening.add(news)
                     try:
@@ -174,7 +174,7 @@ class ProducerClient:
                     finally:
                         self._listening.discard(news)
                 return found
-        return self._core.hearing.feedback()
+        return self._core.flow.feedback()
 
     async def close(self) -> None:
         """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
@@ -206,7 +206,7 @@ class ProducerClient:
         given_up = [self._core.abandon(handle, now) for handle in left]
         if given_up and self._connector is not None:
             self._connector.copy_unsent()
-            self._putting.look()
+            self._putting.start_due()
             self._connector.pump()  # what it has to say of groups that lack members has its time
         sample_ids: tuple[str, ...] = ()
         caps = [blocked for _, blocked in given_up if blocked is not None]
@@ -248,18 +248,18 @@ class ProducerClient:
             raise change
         log.warning("%s", change)
 
-    def _heard(self) -> None:
+    def _on_received(self) -> None:
         """The core has heard something: do what it asks for, and tell whoever waits for it."""
-        self._putting.look()
-        self._tell()
+        self._putting.start_due()
+        self._notify()
 
     def _worked(self) -> None:
         """What was done with payload stores may be something to say, or the end of a push."""
-        self._tell()
+        self._notify()
         if self._connector is not None:
             self._connector.pump()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for settled in self._core.take_settled():
             future = self._waiting.get(settled.handle)
             if future is not None and not future.done():
@@ -307,7 +307,7 @@ class Putting:
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned = -math.inf
 
-    def look(self) -> None:
+    def start_due(self) -> None:
         """Begin what there is to do. Cheap where there is nothing."""
         objects = self._core.objects
         if not objects.stores:
@@ -371,5 +371,5 @@ class Putting:
             )
 
     def _go_on(self) -> None:
-        self.look()
+        self.start_due()
         self._changed()

@@ -129,9 +129,9 @@ class Settled:
 class ProducerCore:
     """Outstanding pushes and control messages of one producer object.
 
-    welcomed: whether a dispatcher has ever taken its HELLO. heed: told of the run's schema.
+    welcomed: whether a dispatcher has ever taken its HELLO. on_schema: told of the run's schema.
     run_changed: told that another run is served than before; it may raise what it is told.
-    hearing: what it was told of the trainer. objects: what it has to do with payload stores.
+    flow: what it was told of the trainer. objects: what it has to do with payload stores.
     """
 
     #: A producer has always a use for a connection, and what it pushed is confirmed push by push.
@@ -140,10 +140,10 @@ class ProducerCore:
     def __init__(
         self,
         client_id: str,
-        heed: Callable[[m.SchemaKnown | None], None] = lambda _: None,
+        on_schema: Callable[[m.SchemaKnown | None], None] = lambda _: None,
         run_changed: Callable[[RunChanged], None] = lambda _: None,
     ) -> None:
-        self.client_id, self._heed, self._run_changed = client_id, heed, run_changed
+        self.client_id, self._on_schema, self._run_changed = client_id, on_schema, run_changed
         #: Of the run that welcomed it last, and how many samples that has accepted.
         self.run_id, self._num_accepted = "", 0
         self._key = token_hex(16)
@@ -160,7 +160,7 @@ class ProducerCore:
         self._controls = Controls()
         self._shortfalls = MissingMembers()
         self._settled: list[Settled] = []
-        self.hearing = FlowControlState()
+        self.flow = FlowControlState()
         self.conflicts = Conflicts()
         self.objects = PushedObjects(client_id)
 
@@ -293,8 +293,8 @@ class ProducerCore:
             yield from self._send(self._eager.pop(0))
         if not self._credits:
             return
-        for told in self._shortfalls.pop_due(now):
-            self.control(told)
+        for report in self._shortfalls.pop_due(now):
+            self.control(report)
         for message in self._controls.take(self._pushes.keys()):
             yield message, ()
         yield from self.take_answers()
@@ -314,7 +314,7 @@ class ProducerCore:
         due += self._shortfalls.due()
         return max(min(due) - now, 0.0) if due else None
 
-    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
+    def receive(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
         """Take a message from the dispatcher; `take_settled` has what it settles.
 
         Raises ProtocolError for a message out of turn.
@@ -328,13 +328,13 @@ class ProducerCore:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.Pushed():
                 self._pushed(message, now)
-                self.hearing.update(message)
+                self.flow.update(message)
             case m.Feedback() | m.Dropped():
-                self.hearing.update(message)
+                self.flow.update(message)
             case m.Blocked():
                 self._is_blocked(message)
             case m.SchemaKnown():
-                self._heed(message)
+                self._on_schema(message)
             case m.Advice():
                 log.warning("the dispatcher says: %s", message.text)
             case m.Resend():
@@ -359,8 +359,8 @@ class ProducerCore:
         self._credits = welcome.credits
         self.max_payload_bytes = welcome.max_payload_bytes
         self.objects.welcomed(welcome)
-        self._heed(welcome.schema_known)
-        self.hearing.welcomed(welcome)
+        self._on_schema(welcome.schema_known)
+        self.flow.welcomed(welcome)
 
     def _too_large(self, nbytes: int) -> str:
         return (

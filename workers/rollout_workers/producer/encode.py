@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 #: Members of a group: a number, or `at-close` where `close_group` gives it.
 GroupSize = int | Literal["at-close"]
 AT_CLOSE: Literal["at-close"] = "at-close"
-TOLD_AT_CLOSE = 0
+SIZE_AT_CLOSE = 0
 
 #: Columns of a push, and the users' name of a value of one.
 _CALLED = {
@@ -51,9 +51,9 @@ def version_of(given: Any) -> int:
 
 def size_of(given: Any, group_id: str | None) -> int:
     """The size of a sample's group. Raises SampleRefused if no group can have it."""
-    is_told = isinstance(given, str) and given == AT_CLOSE
-    size = TOLD_AT_CLOSE if is_told else _whole("group_size", given)
-    if size < 1 and not is_told:
+    at_close = isinstance(given, str) and given == AT_CLOSE
+    size = SIZE_AT_CLOSE if at_close else _whole("group_size", given)
+    if size < 1 and not at_close:
         raise SampleRefused(
             "bad-metadata",
             f"group_size is {size}; write how many samples the group has in all, or {AT_CLOSE!r} "
@@ -239,7 +239,7 @@ class Encoder:
         self._known: Layout | None = None  # of the run's samples
         self._latest: Layout | None = None  # of the sample before, while those are not known
 
-    def heed(self, known: m.SchemaKnown | None) -> None:
+    def on_schema(self, known: m.SchemaKnown | None) -> None:
         """Convert values to the types of the run's schema from now on.
 
         None: the schema is not decided yet, as in a new run.

@@ -90,7 +90,7 @@ class _Producer:
         )  # fmt: skip
         self._loss_mask_shifted = loss_mask_shifted
         self._client = ProducerClient(
-            Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed,
+            Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.on_schema,
             raises_run_change=on_run_change == "raise",
         )  # fmt: skip
         self._group_size = group_size
@@ -112,7 +112,7 @@ class _Producer:
 
         It comes with the answers to pushes and, when something changes, by itself.
         """
-        return self._client.core.hearing.feedback()
+        return self._client.core.flow.feedback()
 
     def dropped(self) -> list[DroppedSample]:
         """Samples of this producer that were accepted and will not be trained on, each told once.
@@ -120,7 +120,7 @@ class _Producer:
         Best effort: what is dropped while this producer is not connected is counted by the
         dispatcher alone, and of more than 16,384 that nobody asks for the newest are kept.
         """
-        return self._client.core.hearing.take_dropped()
+        return self._client.core.flow.take_dropped()
 
     # -- made into methods below, without the underscore
 
@@ -237,9 +237,9 @@ class _Producer:
 
         To keep pace with the trainer, before a rollout is begun:
 
-            said = producer.feedback()
-            while said.would_expire(policy_version):
-                said = await producer.next_feedback(said, timeout=10)
+            feedback = producer.feedback()
+            while feedback.would_expire(policy_version):
+                feedback = await producer.next_feedback(feedback, timeout=10)
         """
         return self._client.next_feedback(after, timeout)
 
@@ -288,10 +288,10 @@ class _Producer:
         index, first = next((i, e) for i, e in enumerate(found) if isinstance(e, SampleRefused))
         if len(found) == 1:
             raise first
+        counted = f"{len(found) - len(accepted)} of {len(found)} samples were refused"
+        others = ", the others accepted" if accepted else ""
         raise SampleRefused(
-            first.reason,
-            f"{len(found) - len(accepted)} of {len(found)} samples were refused, the others "
-            f"accepted; the first, at index {index}: {first}",
+            first.reason, f"{counted}{others}; the first, at index {index}: {first}"
         )
 
     def _sized(self, sample: RolloutSample) -> RolloutSample:

@@ -143,13 +143,13 @@ class PendingPush:
             for index, (word, before) in enumerate(zip(words, known, strict=True))
         ]
 
-    def _outcome(self, said: Outcome, index: str, answer: m.Pushed) -> Answer:
-        match said:
+    def _outcome(self, outcome: Outcome, index: str, answer: m.Pushed) -> Answer:
+        match outcome:
             case Outcome.ACCEPTED:
                 return Outcome.ACCEPTED
             case Outcome.DUPLICATE | Outcome.CONFLICT:
                 # Without names it can only be our own number: it was accepted before.
-                return said if self.message.named else Outcome.ACCEPTED
+                return outcome if self.message.named else Outcome.ACCEPTED
             case Outcome.REFUSED:
                 error = answer.errors.get(index, "the dispatcher refused the sample")
                 reason = answer.reasons.get(index, SampleRefused.code)

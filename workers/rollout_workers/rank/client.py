@@ -192,7 +192,7 @@ class StepClient(Closing):
         finally:
             self._wake()
 
-    def tell_collectives(self, count: Callable[[], int]) -> None:
+    def watch_collectives(self, count: Callable[[], int]) -> None:
         """Heartbeats report how many collectives of all DP ranks were begun, to find hung ranks."""
         with self._changed:
             self._core.count_collectives = count
@@ -213,17 +213,17 @@ class StepClient(Closing):
         self._wait(lambda: True if self._core.exhausted else None, timeout, what)
 
     @property
-    def tells_times(self) -> bool:
+    def reports_times(self) -> bool:
         """Whether this process reports its times: of a model replica the leader does."""
         return True
 
-    def tell_times(self, times: m.StepTimes) -> None:
+    def report_times(self, times: m.StepTimes) -> None:
         """Report the times of a pass over a committed step; dropped without a connection.
 
         They leave with the next message, as no rank waits for them.
         """
         with self._changed:
-            self._core.tell_times(times)
+            self._core.report_times(times)
 
     def set_policy_version(self, version: int) -> None:
         """Report the version of the weights that the next step to begin trains with.
@@ -414,7 +414,7 @@ class RankClient(StepClient):
         super().__init__(core, self._make_condition())
         self._woken = self._over = False
         role = Role(
-            core, Side.RANK, LIMITS, self._heard, guard=self._condition, memory=memory,
+            core, Side.RANK, LIMITS, self._on_received, guard=self._condition, memory=memory,
             name=f"DP rank {dp_rank}",
         )  # fmt: skip
         self._fetcher = Fetcher(core, self._condition, memory, spoken=self._wake, failed=self._fail)
@@ -488,16 +488,16 @@ class RankClient(StepClient):
 
     # -- in the thread
 
-    def _heard(self) -> None:
+    def _on_received(self) -> None:
         """Wake the training loop if it may go on: a vain wake costs both threads much."""
         if self._core.take_news():
             self._condition.notify_all()
-        self._fetcher.look()
+        self._fetcher.start_due()
 
     def _pump(self) -> None:
         self._woken = False
         with self._condition:
-            self._fetcher.look()
+            self._fetcher.start_due()
         self._connector.pump()
 
     async def _run(self) -> None:

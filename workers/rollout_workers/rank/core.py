@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 #: Each message of these types is sent; of other types the newest alone.
-SAID_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
+QUEUED_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
 
 
 def _replaces(message: m.Message, before: m.Message) -> bool:
@@ -37,7 +37,7 @@ def _replaces(message: m.Message, before: m.Message) -> bool:
         return message.first_step == before.first_step
     if isinstance(before, m.Commit) and before.times:
         return False
-    return type(message) is type(before) and not isinstance(message, SAID_EACH)
+    return type(message) is type(before) and not isinstance(message, QUEUED_EACH)
 
 
 class RankCore:
@@ -91,9 +91,9 @@ class RankCore:
         self._introduced = self._connected = self._hello_due = False
         #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
         self._resuming = False
-        self._told_resume: m.CheckpointPosition | None = None
+        self._sent_resume: m.CheckpointPosition | None = None
         #: In the order in which things happened; the newest of a kind suffices.
-        self._unsaid: list[m.Message] = []
+        self._queue: list[m.Message] = []
 
     # -- the connection
 
@@ -126,22 +126,22 @@ class RankCore:
             finished=self._finish.step if self._finish else None,
             discard=self._finish.discard if self._finish else False,
         )
-        self._introduced, self._hello_due, self._told_resume = True, False, self._resume
-        self._unsaid.clear()
+        self._introduced, self._hello_due, self._sent_resume = True, False, self._resume
+        self._queue.clear()
         return hello
 
     def lost(self) -> None:
         """The connection is lost: the next HELLO reports the state."""
         self._introduced = self._connected = self._hello_due = False
-        self._unsaid.clear()
+        self._queue.clear()
         self.store_requests.lost()
 
     def take_messages(self, now: float) -> Iterator[Outgoing]:  # noqa: ARG002  waits for no time
         """What to send now; taken as sent once yielded."""
         if self._hello_due:
             yield self.hello(), ()
-        while self._connected and self._unsaid:
-            yield self._unsaid.pop(0), ()
+        while self._connected and self._queue:
+            yield self._queue.pop(0), ()
         if self._connected:
             yield from self.take_answers()
 
@@ -158,11 +158,11 @@ class RankCore:
     def wait(self, now: float) -> None:
         """Nothing that a rank says waits for time."""
 
-    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
+    def receive(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
         """Take a message. Raises ProtocolError, GenerationFenced or ConfigError."""
         match message:
             case m.MicroBatch() if self._connected:  # first, as there are many
-                self._receive(message, payload)
+                self._on_micro_batch(message, payload)
             case m.WelcomeRank():
                 self._on_welcome(message)
             case m.Free() | m.Sweep():
@@ -175,16 +175,16 @@ class RankCore:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.StepHeader():
                 if self._steps.on_header(message):
-                    self._tell()
+                    self._report()
             case m.StepWithdrawn() | m.Release() | m.LastStep() | m.End():
-                self._heard_news(message)
+                self._on_news(message)
                 self._has_news = True
             case m.Pong():
                 self._waits_for = message.waits_for
             case _:
                 raise ProtocolError(f"a DP rank has no use for {type(message).__name__}")
 
-    def _heard_news(self, message: m.StepWithdrawn | m.Release | m.LastStep | m.End) -> None:
+    def _on_news(self, message: m.StepWithdrawn | m.Release | m.LastStep | m.End) -> None:
         match message:
             case m.StepWithdrawn():
                 self._steps.withdraw(message.step)
@@ -359,23 +359,23 @@ class RankCore:
         self._steps.commit(step)
         self._say(m.Commit(step=step))
 
-    def tell_times(self, times: m.StepTimes) -> None:
+    def report_times(self, times: m.StepTimes) -> None:
         """What a committed step took, in its commit if that has not left yet.
 
         They are not sent again where a connection loses them.
         """
-        if self._connected and not self._tell_with_commit(times):
+        if self._connected and not self._add_to_commit(times):
             self._say(times)
 
-    def _tell_with_commit(self, times: m.StepTimes) -> bool:
+    def _add_to_commit(self, times: m.StepTimes) -> bool:
         """Whether they leave in the step's commit, if that is last in the queue: a message less."""
-        commit = self._unsaid[-1] if self._unsaid else None
+        commit = self._queue[-1] if self._queue else None
         if not isinstance(commit, m.Commit) or commit.step != times.step:
             return False
-        told = [*(commit.times or ()), times]
-        if len(told) > m.MAX_PASSES or sum(len(each.busy_s) for each in told) > m.MAX_TIMED:
+        reports = [*(commit.times or ()), times]
+        if len(reports) > m.MAX_PASSES or sum(len(each.busy_s) for each in reports) > m.MAX_TIMED:
             return False
-        self._unsaid[-1] = m.Commit(step=commit.step, times=told)
+        self._queue[-1] = m.Commit(step=commit.step, times=reports)
         return True
 
     def set_policy_version(self, version: int) -> None:
@@ -434,33 +434,33 @@ class RankCore:
         """All that a micro-batch lacked is fetched; payload: of all its samples."""
         if self.wanted(fetch):
             fetch.held.fetched(fetch.received.header.index, payload)
-        self._tell()
+        self._report()
 
     def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
         """Samples of a micro-batch, by id, are gone, and why."""
         if self.wanted(fetch):
             fetch.held.missed(fetch.received.header.index, missing)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for message in self._steps.pop_reports():
             self._say(message)
 
     # -- mechanism
 
-    def _receive(self, header: m.MicroBatch, payload: memoryview) -> None:
+    def _on_micro_batch(self, header: m.MicroBatch, payload: memoryview) -> None:
         held = self._steps.receive(header, payload)
         if held is None:
             return
         self._has_news |= held.state is not HeldState.ANNOUNCED
         if held.header.num_referenced:  # of other steps nothing changes
-            self._tell()
+            self._report()
 
     def _say(self, message: m.Message) -> None:
         if self._introduced:
-            if self._unsaid and _replaces(message, self._unsaid[-1]):
-                self._unsaid.pop()
-            self._unsaid.append(message)
+            if self._queue and _replaces(message, self._queue[-1]):
+                self._queue.pop()
+            self._queue.append(message)
 
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
         self._has_news, self._last_step = True, None
@@ -475,7 +475,7 @@ class RankCore:
             self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
         self._prefetch_bytes = welcome.prefetch_bytes
-        if self._told_resume == self._resume:
+        if self._sent_resume == self._resume:
             self._connected, self._resuming = True, False
         else:
             self._hello_due = True

@@ -13,7 +13,7 @@ from time import monotonic
 
 from rollout_dispatcher.errors import DispatcherError, ProtocolError, StoreFailed
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.role import SAID_EVERY_S, Backoff
+from rollout_workers.client.role import LOG_INTERVAL_S, Backoff
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.held_steps import Fetch
 from rollout_workers.rank.payload import lay_out
@@ -53,7 +53,7 @@ class Fetcher:
         self._fetching = DaemonExecutor(FETCHED_AT_ONCE, "dispatcher-fetch")
         self._serving = DaemonExecutor(1, "dispatcher-store")
 
-    def look(self) -> None:
+    def start_due(self) -> None:
         """Begin what there is to do; hold `changed`. Cheap where there is nothing."""
         welcome = self._core.welcome
         if welcome is None or not welcome.payload_stores or self._stopped.is_set():
@@ -98,14 +98,14 @@ class Fetcher:
             elif found:
                 self._core.found(fetch, payload)
             self._changed.notify_all()
-            self.look()
+            self.start_due()
         self._spoken()
 
     def _get(
         self, fetch: Fetch, memory: memoryview, parts: Sequence[Sequence[Part]]
     ) -> list[Missing | None]:
         """Which samples the stores lack; nothing at all once it is not wanted any more."""
-        backoff, said = Backoff(math.inf, longest=LONGEST_DELAY_S), -math.inf
+        backoff, logged = Backoff(math.inf, longest=LONGEST_DELAY_S), -math.inf
         while not self._stopped.is_set():
             with self._changed:
                 if not self._core.wanted(fetch):
@@ -114,8 +114,8 @@ class Fetcher:
                 return self._stores.get_into(fetch.references, memory, parts)
             except StoreFailed as error:
                 delay = backoff.failed(now := monotonic()) or 0.0
-                if now >= said + SAID_EVERY_S:  # a store may be away for hours
-                    step, said = fetch.held.header.step, now
+                if now >= logged + LOG_INTERVAL_S:  # a store may be away for hours
+                    step, logged = fetch.held.header.step, now
                     log.warning("step %d: cannot fetch samples: %s; retrying", step, error)
                 self._stopped.wait(delay)
         return []

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.link import restored, told
+from rollout_workers.client.link import error_message, restored
 from rollout_workers.process_group import Mesh, Place, dp_dims_of
 from rollout_workers.rank.client import RankClient, StepClient
 from rollout_workers.replica.channel import JOIN_TIMEOUT, Channel, Relay
@@ -167,7 +167,7 @@ def join_mesh(
         return _join_leaders(place, lambda generation: connect(relay, generation))
     except BaseException as error:
         if relay is not None:
-            relay.end(told(error))
+            relay.end(error_message(error))
             relay.join()
         raise
 
@@ -189,7 +189,7 @@ def _join_leaders(place: ReplicaPlace, connect: Callable[[int | None], RankClien
         try:
             client = connect(None)
         except BaseException as error:
-            channel.send(told(error))
+            channel.send(error_message(error))
             channel.agree()
             raise
         channel.send(client.welcome)

@@ -15,7 +15,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.link import restored, told
+from rollout_workers.client.link import error_message, restored
 from rollout_workers.client.process import new_client_id
 from rollout_workers.client.role import CLOSE_TIMEOUT_S
 from rollout_workers.process_group import Place
@@ -47,10 +47,10 @@ class LeaderCore(RankCore):
             self._relay.put(self._hello)
         return hello
 
-    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
+    def receive(self, message: m.Message, payload: memoryview, now: float) -> None:
         """Accept a message, and relay it if it counts."""
         before, resuming = self.welcome, self.resuming
-        super().heard(message, payload, now)
+        super().receive(message, payload, now)
         match message:
             case m.WelcomeRank():
                 if before is None and not resuming:
@@ -114,7 +114,7 @@ class Leader(RankClient):
         try:
             super().__init__(endpoint, **options)
         except BaseException as error:
-            relay.end(told(error))
+            relay.end(error_message(error))
             relay.join()
             raise
 
@@ -134,7 +134,7 @@ class Leader(RankClient):
         return self._relay.changed
 
     def _ended(self, failure: DispatcherError | None) -> None:
-        self._relay.end(m.Bye() if failure is None else told(failure), self._core.taken)
+        self._relay.end(m.Bye() if failure is None else error_message(failure), self._core.taken)
 
     def _here(self, held: HeldStep) -> int:
         return min(self._relay.num_sent(held.header.step), super()._here(held))
@@ -159,7 +159,7 @@ class FollowerCore(RankCore):
         self._leader_finish: m.Finish | None = None
         self._kept: list[tuple[m.Message, memoryview]] = []
 
-    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
+    def receive(self, message: m.Message, payload: memoryview, now: float) -> None:
         """Accept a message that the leader has accepted.
 
         Raises CheckpointRefused or ConfigError where they do not agree.
@@ -178,7 +178,7 @@ class FollowerCore(RankCore):
             case _ if self._resume is None and self._leader_loaded is not None:
                 self._kept.append((message, payload))
             case _:
-                super().heard(message, payload, now)
+                super().receive(message, payload, now)
 
     def resume(self, position: m.CheckpointPosition) -> None:
         """The trainer has loaded a checkpoint here."""
@@ -187,7 +187,7 @@ class FollowerCore(RankCore):
         self.hello()  # as the leader does
         kept, self._kept = self._kept, []
         for message, payload in kept:
-            super().heard(message, payload, 0.0)
+            super().receive(message, payload, 0.0)
 
     def demand(self, *, hungry: bool) -> None:
         """The training loop waits for a step, or ceases to."""
@@ -244,7 +244,7 @@ class FollowerCore(RankCore):
         )
 
     @property
-    def tells_times(self) -> bool:
+    def reports_times(self) -> bool:
         """The leader's times stand for the whole replica's."""
         return False
 
@@ -298,7 +298,7 @@ class Follower(StepClient):
     def _wake(self) -> None:
         """It sends nothing; but the training loop may have made room to fetch more."""
         with self._condition:
-            self._fetcher.look()
+            self._fetcher.start_due()
 
     def _check_more_comes(self, step: int | None = None) -> None:
         begun = step is not None and step <= self._last_step
@@ -334,8 +334,8 @@ class Follower(StepClient):
         with self._condition:
             self._num_bytes += payload.nbytes
             if not self._stopping:
-                self._core.heard(message, payload, 0.0)
-                self._fetcher.look()
+                self._core.receive(message, payload, 0.0)
+                self._fetcher.start_due()
                 self._condition.notify_all()
         return True
 

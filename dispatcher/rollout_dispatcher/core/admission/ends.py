@@ -95,7 +95,7 @@ class Presence:
         size was to be told now. request: by which producer, and the number that it gave to this: it
         is heard once. A group of which nothing is known cannot be closed, and that is told.
         """
-        if request is not None and not self._memory.hears_close(*request):
+        if request is not None and not self._memory.is_new_close(*request):
             return []
         groups, waiting = self._buffer.groups, self._admission.blocked.members(group_id)
         keep = self._dropping.keep if keep is None else keep

@@ -182,7 +182,7 @@ class DuplicateMemory:
         """Remember that a group's member was refused; returns whether that is news."""
         return not producer or _is_news(self._known(producer).refused, seq)
 
-    def hears_close(self, producer: str, number: int) -> bool:
+    def is_new_close(self, producer: str, number: int) -> bool:
         """Record the number of a producer's request to close a group; returns whether it is new."""
         return _is_news(self._known(producer).closes, number)
 

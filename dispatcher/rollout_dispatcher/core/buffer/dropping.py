@@ -43,7 +43,10 @@ class DropCounts:
         """Count dropped samples, and name the first."""
         self.reasons[reason] += len(entries)
         left = NAMED_IN_LOG - len(self.first)
-        self.first += [_name(entry.sample) for entry in entries[:left]]
+        for entry in entries[:left]:
+            stale = reason is DropReason.STALE and entry.version is not None
+            version = f" of version {entry.version}" if stale else ""
+            self.first.append(_name(entry.sample) + version)
 
     @property
     def samples(self) -> int:

@@ -127,7 +127,7 @@ class Peer(StreamProtocol):
         #: Whether its hello was answered; a DP rank gets nothing before that.
         self.welcomed = False
         #: When its last message was complete: a frame that drips is silence.
-        self.last_heard = clock()
+        self.last_received = clock()
         #: By its hello: whether it opens payload stores, and gets the trainer's progress.
         self.opens_stores = self.wants_feedback = False
         #: The slices that it gets of samples that it trains with others; None: the whole of them.
@@ -325,7 +325,7 @@ class Peer(StreamProtocol):
         """Handle what became complete; a frame has room until its message was handled."""
         try:
             for message, spans in messages:
-                self.last_heard = self._clock()
+                self.last_received = self._clock()
                 self._handle(message, spans)
                 if self._counted:
                     self._counted = False

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from rollout_dispatcher.core import references as said
+from rollout_dispatcher.core import references
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, FreeRequested, SweepRequested
 from rollout_dispatcher.protocol import messages as m
@@ -44,7 +44,7 @@ class StoreWorkers:
         """It was welcomed, or will be before it hears anything else."""
         if self._has_stores and peer.opens_stores:
             self._peers[str(peer)] = peer
-            self._hear(said.WorkerThere(str(peer)))
+            self._report(references.WorkerThere(str(peer)))
 
     def gone(self, peer: Peer) -> None:
         """Its connection is over, or begins anew."""
@@ -52,7 +52,7 @@ class StoreWorkers:
         if self._peers.get(name) is peer:
             del self._peers[name]
             self._let_go(name)
-            self._hear(said.WorkerGone(name))
+            self._report(references.WorkerGone(name))
 
     def ask(self, effect: FreeRequested | SweepRequested) -> None:
         """Tell a worker what the core wants of it; one that has gone is not expected to answer."""
@@ -73,10 +73,10 @@ class StoreWorkers:
             text = "%s could not release objects, which is tried again: %s"
             log.warning(text, name, message.why, extra=fields)
         if isinstance(message, m.Freed):
-            self._hear(said.Freed(name, message.number, tuple(message.left)))
+            self._report(references.Freed(name, message.number, tuple(message.left)))
         else:
             keys, failed = tuple(message.keys), bool(message.why)
-            self._hear(said.Swept(name, message.number, keys, message.more, failed))
+            self._report(references.Swept(name, message.number, keys, message.more, failed))
         self._let_go_if_done()
 
     def acknowledge_bye(self, peer: Peer) -> None:
@@ -85,7 +85,7 @@ class StoreWorkers:
         if self._peers.get(name) is not peer:
             self._barrier.after(peer.acknowledge_bye)
             return
-        self._hear(said.WorkerLeaves(name))
+        self._report(references.WorkerLeaves(name))
         loop = asyncio.get_running_loop()
         self._held[name] = loop.call_later(HELD_SECONDS, partial(self._let_go, name))
         self._let_go_if_done()
@@ -102,5 +102,5 @@ class StoreWorkers:
         if (peer := self._peers.get(name)) is not None:
             self._barrier.after(peer.acknowledge_bye)
 
-    def _hear(self, what: said.WorkerEvent) -> None:
+    def _report(self, what: references.WorkerEvent) -> None:
         self._perform(self._core.on_worker_event(what, self._clock()))
