@@ -13,8 +13,9 @@
     |   +-- UnknownEncoding  a request body is compressed
     |   +-- VersionMismatch  there is no protocol version that both sides speak
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
-    |   +-- ShuttingDown     none is any more; it may be pushed elsewhere, or to a successor
     +-- RunFinished          the trainer has finished the run: nothing more is trained on
+    |   +-- StreamEnded      the stream has ended; a SampleRefused too
+    |   +-- ShuttingDown     the dispatcher stops, and a successor may accept it; SampleRefused too
     +-- BufferFull           a cap is reached; retry after the next step
     +-- PushTimeout          a push was not answered in the time that its caller gives it
     +-- ReceivingFull        too much is being received; retry later
@@ -131,7 +132,22 @@ class SampleRefused(DispatcherError):
         self.reason = reason
 
 
-class ShuttingDown(SampleRefused):
+class RunFinished(DispatcherError):
+    """The trainer has finished the run, or has left for good: nothing more is trained on."""
+
+    code = "run-finished"
+
+
+class StreamEnded(SampleRefused, RunFinished):
+    """The stream has ended: by a controller, by all producers, or for this one by itself."""
+
+    code = "stream-ended"
+
+    def __init__(self, message: str) -> None:
+        super().__init__("closed", message)
+
+
+class ShuttingDown(SampleRefused, RunFinished):
     """The dispatcher shuts down and accepts no samples; its successor, or another one, may."""
 
     code = "shutting-down"
@@ -139,12 +155,6 @@ class ShuttingDown(SampleRefused):
 
     def __init__(self, message: str) -> None:
         super().__init__(self.code, message)
-
-
-class RunFinished(DispatcherError):
-    """The trainer has finished the run, or has left for good: nothing more is trained on."""
-
-    code = "run-finished"
 
 
 class BufferFull(DispatcherError):

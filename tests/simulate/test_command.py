@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,89 @@ def test_options_come_from_the_environment_and_a_file_but_not_serves_own(
     assert [run.window for run in result.runs] == [1, 3]
     assert result.options["seed"] == 4
     assert own_environment({"DISPATCHER_LISTN": "x"}) == {"DISPATCHER_LISTN": "x"}
+
+
+SERVE_TOML = """
+dp_size = 2
+global_batch_groups = 4
+micro_batch_tokens = 131072
+window = 1.25
+strategy = "window"
+journal_dir = "/var/lib/dispatcher"
+listen = ["0.0.0.0:7077"]
+[advanced]
+drain_timeout = "25s"
+max_split = 2
+"""
+
+
+def test_a_file_of_serve_is_read_and_steps_of_whole_groups_are_forecast(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("serve.toml").write_text(SERVE_TOML)
+    argv = "simulate lineage --config serve.toml --group-size 8 --steps 3"
+    found = result_of(output_of(f"{argv} --json --plans plans.jsonl", capsys))
+    assert [(run.strategy, run.window) for run in found.runs] == [("window", 1.25), ("split 2", 1)]
+    assert found.options["groups"] == "step"
+    for line in map(json.loads, Path("plans.jsonl").read_text().splitlines()):
+        chosen = [
+            int(each.split("-")[1]) for rank in line["ranks"] for part in rank for each in part
+        ]
+        groups = Counter(row // 8 for row in chosen) if line["strategy"] == "window" else {}
+        assert line["strategy"] != "window" or list(groups.values()) == [8] * 4
+    assert "\n4 groups a step over 2 DP ranks" in output_of(argv, capsys)
+
+
+def test_groups_that_a_trace_names_are_counted_whatever_their_sizes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = [1, 2, 3, 4, 5] * 8
+    rows = [f"{name},{100 + name}" for name, size in enumerate(sizes) for _ in range(size)]
+    Path("groups.csv").write_text("\n".join(["group,response_tokens", *rows]))
+    shape = "--dp-size 2 --global-batch-groups 4 --group-size 5 --micro-batch-tokens 1000"
+    command = f"simulate groups.csv {shape} --window 1 2 --steps 5 --json --plans plans.jsonl"
+    output_of(command, capsys)
+    for line in map(json.loads, Path("plans.jsonl").read_text().splitlines()):
+        chosen = [
+            int(each.split("-")[1]) for rank in line["ranks"] for part in rank for each in part
+        ]
+        groups = Counter(int(rows[row].split(",")[0]) for row in chosen)
+        assert len(groups) == 4
+        assert all(count == sizes[name] for name, count in groups.items())
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (
+            "journal_dri = 'x'\n",
+            "serve.toml:1: unknown key journal_dri (did you mean journal_dir?)",
+        ),
+        ("drain_timeout = '1s'\n", "serve.toml:1: drain_timeout stands in the table [advanced]"),
+        ("", "lineage names none; add --group-size N"),
+    ],
+)
+def test_of_a_file_of_serve_only_what_cannot_be_meant_is_refused(
+    changed: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SERVE_TOML if "drain" not in changed else SERVE_TOML.partition("[advanced]")[0]
+    Path("serve.toml").write_text(f"{changed}{text}")
+    assert main(shlex.split("simulate lineage --config serve.toml --steps 3")) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_the_help_names_every_default_that_differs_from_serve(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    shown = capsys.readouterr().out.partition("defaults differ:")[2]
+    ours, theirs = SimulateOptions.model_fields, ServeConfig.model_fields
+    both = ours.keys() & theirs.keys() - {"strategy"}  # a list here, with the same one in it
+    differ = {name for name in both if ours[name].default != theirs[name].default}
+    assert set(re.findall(r"^  --([a-z-]+)  ", shown, flags=re.MULTILINE)) == {
+        name.replace("_", "-") for name in differ
+    }
 
 
 def test_json_says_what_was_asked_and_the_plans_can_be_checked(

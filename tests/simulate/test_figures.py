@@ -133,6 +133,19 @@ def test_the_reason_is_two_sentences_with_figures(runs: list[Run]) -> None:
         recommend(runs[:2])
 
 
+def test_where_less_waiting_for_each_other_is_more_waiting_for_data_the_reason_says_so() -> None:
+    trace = make_trace(HEAVY, arrival=[float(at) for at in range(150)])
+    run = simulate(trace, [make_setting(1)], Scenario(load=0.9))[0]
+    rows = [
+        replace(run, strategy="window", window=w, excess=e) for w, e in ((1, 0.164), (1.25, 0.151))
+    ]
+    why = recommend(rows).why
+    assert "window of 1.25 would save nothing" in why
+    assert "Its excess is 15.1 %, against 16.4 %" in why
+    assert "ask with --arrivals steady" in why
+    assert "Its excess" not in recommend([rows[0], replace(rows[0], window=1.25)]).why
+
+
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [(0.0024, "0.24 %"), (0.024, "2.40 %"), (0.24, "24.0 %"), (2.4, "240 %"), (-1e-9, "0.00 %")],

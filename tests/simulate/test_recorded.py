@@ -78,6 +78,19 @@ def test_the_trainer_is_as_fast_as_it_was(record: Path) -> None:
     assert load * span * RANKS / cost == pytest.approx(1.2 * SPEED, rel=0.25)
 
 
+def test_costs_that_were_recorded_in_other_units_are_converted(
+    record: Path, tmp_path: Path
+) -> None:
+    """A fit replaces the cost that auto begins with, and its units, in mid-run."""
+    write_record(tmp_path, cost="auto:tokens")
+    usual, other = load_recording(record), load_recording(tmp_path)
+    load = trainer_load(other, own_setting(other))
+    assert load == pytest.approx(trainer_load(usual, own_setting(usual)), rel=0.1)
+    ran, expected = (as_it_ran(each, own_setting(each)).run for each in (other, usual))
+    assert ran.padding == pytest.approx(0)
+    assert ran.excess == pytest.approx(expected.excess, rel=0.1)
+
+
 def test_simulate_takes_the_record_with_its_own_options(
     record: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +140,8 @@ def test_calibrate_says_of_a_record_without_times_that_it_has_none(
     write_record(tmp_path, measured=False)
     assert main(["calibrate", str(tmp_path)]) == 1
     assert "of 12 steps 0 were measured, which is too little" in capsys.readouterr().err
+    assert main(["simulate", str(tmp_path), "--steps", "2"]) == 0
+    assert "the one that auto begins with, as 0 measured steps" in capsys.readouterr().err
 
 
 def test_of_several_runs_the_one_that_is_named_has_its_own_options(
@@ -157,6 +172,7 @@ def test_the_table_begins_with_how_it_ran(record: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     rows = shown.split("---\n")[1].splitlines()
     assert rows[0].startswith("as it ran")
+    assert "as it ran: excess by that time's cost and speeds" in shown
     assert re.search(
         r"as it ran: 3 steps from 2023-11-14 22:13 UTC; excess planned .* measured", shown
     )

@@ -28,6 +28,7 @@ TRACE = make_trace(
 OPTIONS = {
     "dp_size": 2,
     "global_batch_size": 8,
+    "global_batch_groups": None,
     "micro_batch_size": 1,
     "micro_batch_tokens": None,
     "layout": "packed",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollout_dispatcher.errors import GenerationFenced, RankRefused, SampleRefused
+from rollout_dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
 from rollout_workers import (
     MicroBatchStream,
     Outcome,
@@ -49,6 +49,31 @@ def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None
             list(again)
             again.commit()
         first.close()
+
+
+def test_a_push_that_timed_out_and_is_pushed_again_by_its_ids_is_trained_once(
+    tmp_path: Path,
+) -> None:
+    options = {"dp_size": 1, "global_batch_size": 2, "micro_batch_size": 1, "window": 1}
+    with serve(tmp_path / "server", **options) as address, RolloutProducer(address) as producer:
+        # Without a rank the buffer fills; its producer may have some pushes blocked.
+        failures = []
+        for _ in range(4):
+            try:
+                producer.push(FIELDS, timeout=0.3)
+            except BufferFull as full:
+                failures.append(full)
+        assert len(failures) >= 2
+        blocked = [full for full in failures if full.sample_ids]
+        assert blocked, "the dispatcher has it"
+        with MicroBatchStream(address) as stream:
+            for step in islice(stream, 1):
+                list(step)
+                step.commit()
+            outcomes = [
+                producer.push(FIELDS, sample_id=full.sample_ids[0], timeout=10) for full in blocked
+            ]
+        assert set(outcomes) == {Outcome.DUPLICATE}
 
 
 @pytest.mark.parametrize(

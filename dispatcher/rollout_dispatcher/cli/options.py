@@ -47,6 +47,7 @@ M = TypeVar("M", bound=BaseModel)
 #: The source of values, and the values by option.
 Layer = tuple[str, Mapping[str, Any]]
 NO_DEFAULTS: Layer = ("", {})
+NO_OPTIONS: Mapping[str, FieldInfo] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,13 @@ def load_config(
     epilog: str = "",
     takes: str = "",
     defaults: Callable[[str | None], Layer] = lambda _: NO_DEFAULTS,
+    unused: Mapping[str, FieldInfo] = NO_OPTIONS,
 ) -> Loaded[M]:
     """Read a config. Raises ConfigError with all problems, one per line.
 
     takes: the positional argument's name in the help, if there may be one. defaults: values of the
-    lowest precedence and their source, by the positional argument.
+    lowest precedence and their source, by the positional argument. unused: options of another
+    command, whose file may be given; keys of these that the model lacks are skipped.
     """
     build = partial(
         build_parser, model, prog=prog, description=description, epilog=epilog, takes=takes
@@ -144,7 +147,7 @@ def load_config(
         _take(written, name, value, source)
     if path:
         try:
-            problems += _take_file(written, Path(path))
+            problems += _take_file(written, Path(path), unused)
         except ConfigError as error:  # options that it may have are not reported as missing
             raise ConfigError(*problems, *error.problems) from None
     problems += _take_environment(written, environ)
@@ -305,18 +308,23 @@ def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[
             yield f"unknown environment variable {variable}{hint}"
 
 
-def _take_file(written: Written, path: Path) -> Iterator[str]:
+def _take_file(
+    written: Written, path: Path, unused: Mapping[str, FieldInfo] = NO_OPTIONS
+) -> Iterator[str]:
     file = read_toml(path)
-    known = options_of(written.model)
+    own = options_of(written.model)
+    known = {**unused, **own}
     for key, value, in_table in file.items():
         place = f"{path}:{file.lines[key]}"
+        tables = [is_advanced(options[key]) for options in (own, unused) if key in options]
         if key not in known:
             if isinstance(value, dict) and value.keys() & known:
                 yield f"{place}: options stand by themselves, not in a table [{key}]"
             else:
                 yield f"{place}: unknown key {key}{nearest(key, known)}"
-        elif is_advanced(known[key]) == in_table:
-            _take(written, key, value, place)
+        elif in_table in tables:
+            if key in own:
+                _take(written, key, value, place)
         elif in_table:
             yield f"{place}: {key} stands by itself, above the table [{ADVANCED}]"
         else:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from rollout_dispatcher.cli.options import Layer, Loaded, load_config
+from rollout_dispatcher.cli.options import Layer, Loaded, load_config, options_of
 from rollout_dispatcher.cli.simulate_options import (
     Arrivals,
     Format,
@@ -25,13 +25,14 @@ from rollout_dispatcher.cli.simulate_options import (
 )
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.simulate.figures import summary
 from rollout_dispatcher.simulate.recorded import as_it_ran, trace_of
 from rollout_dispatcher.simulate.replay import Setting
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import DEFAULT_STEPS, Scenario, simulate
 from rollout_dispatcher.simulate.table import recommend, table
-from rollout_dispatcher.simulate.trace import load_trace
+from rollout_dispatcher.simulate.trace import grouped, load_trace
 from rollout_planner.cost import AUTO
 
 DESCRIPTION = """\
@@ -45,7 +46,15 @@ lineage, reasoning-gym, azure-conv, azure-code, deepseek-r1-arc, tau-airline.
 DIR is what `dispatcher serve --record-dir DIR` wrote: samples come as they came, options that are
 not given are those that it ran with, and the table shows how it ran beside how it would have."""
 EPILOG = """\
-Options are read from flags, DISPATCHER_<NAME> variables and the --config file, as for serve.
+Options are read from flags, DISPATCHER_<NAME> variables and the --config file, as for serve. The
+file of serve may be given: what only serve needs in it is ignored. These defaults differ:
+
+                   simulate               serve
+  --window         1 1.25 1.5 2           1.5
+  --groups         ignore                 step
+  --on-oversize    alone                  error
+  --max-imbalance  0                      0.01
+  --cost           quadratic:1,24576,0    auto, which begins with the same
 
 examples:
   dispatcher simulate lineage --dp-size 64 --global-batch-size 512 --micro-batch-tokens 131072
@@ -111,6 +120,7 @@ def _options(
         epilog=EPILOG,
         takes="TRACE|DIR",
         defaults=defaults,
+        unused=options_of(ServeConfig),
     )
 
 
@@ -128,7 +138,9 @@ def _simulate(
     """own: the setting of the recording."""
     settings = [setting_of(options, *each) for each in options.combinations]
     if recording is None:
+        by_groups = options.global_batch_groups is not None
         trace = load_trace(source, options.run, options.seed)
+        trace = grouped(trace, options.group_size, needed=by_groups)
     else:
         trace = trace_of(recording)
         _show("")

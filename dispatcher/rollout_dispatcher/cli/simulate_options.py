@@ -5,11 +5,12 @@ that `serve` would reject is rejected here.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rollout_dispatcher.cli.options import options_of
 from rollout_dispatcher.cli.problems import ENV_PREFIX
@@ -23,6 +24,7 @@ from rollout_dispatcher.service.config.values import (
     NotNegative,
     Positive,
     Ratio,
+    one_or_several,
 )
 from rollout_dispatcher.simulate.recorded import fitted_cost, trainer_load
 from rollout_dispatcher.simulate.replay import Setting
@@ -65,12 +67,20 @@ class SimulateOptions(SelectionOptions, StepOptions):
     cost: str = "quadratic:1,24576,0"
     """work of a sample of s tokens: tokens; quadratic:a,b,c,d for a*s*s + b*s + c, and d for each
     micro-batch; hf:PATH for a Hugging Face config.json"""
-    global_batch_size: Positive
-    """samples in one step over all DP ranks, gradient accumulation included"""
+    global_batch_groups: Positive | None = None
+    """groups in one step over all DP ranks, each whole, instead of --global-batch-size; --groups is
+    step then, unless it is given"""
+    group_size: Positive | None = None
+    """samples of each group; a trace that names no groups has one of each so many consecutive
+    samples, so lengths in it are independent"""
 
-    window: Annotated[tuple[Multiple, ...], Field(min_length=1)] = (1.0, 1.25, 1.5, 2.0)
+    window: Annotated[
+        tuple[Multiple, ...], BeforeValidator(one_or_several), Field(min_length=1)
+    ] = (1.0, 1.25, 1.5, 2.0)
     """windows to try, in dispatch batches, as many as you like: 1 1.25 2"""
-    strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = tuple(Strategy)
+    strategy: Annotated[
+        tuple[Strategy, ...], BeforeValidator(one_or_several), Field(min_length=1)
+    ] = tuple(Strategy)
     """strategies to choose and split steps, as many as you like; all but window take the oldest
     samples, so they are run once, at a window of 1"""
 
@@ -137,6 +147,12 @@ class SimulateOptions(SelectionOptions, StepOptions):
         """Every option that affects the figures, as JSON."""
         return self.model_dump(mode="json", exclude={"format", "recommend", "plans"})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _counted_groups(cls, given: dict[str, Any]) -> dict[str, Any]:
+        by_groups = given.get("global_batch_groups") is not None
+        return {"groups": Grouping.STEP} | given if by_groups else given
+
     @model_validator(mode="after")
     def _servable(self) -> Self:
         for row in self.combinations:
@@ -175,6 +191,11 @@ def measured_defaults(recording: Recording, own: Setting, *, fits: bool) -> dict
         if cost.newest is not None:
             found["cost"] = str(cost.newest)
             recording.notes.append(f"without --cost: {cost.newest}, fitted to {steps} of the steps")
+        else:
+            recording.notes.append(
+                f"without --cost: the one that auto begins with, as {steps} measured steps are too "
+                "few to fit one"
+            )
     load = trainer_load(recording, own)
     if load is not None:
         found["trainer_load"] = round(min(max(load, _LEAST_LOAD), _MOST_LOAD), 4)
@@ -197,7 +218,10 @@ def setting_of(
 ) -> Setting:
     """The setting of one row."""
     config = options.serve_config(strategy, window, max_split)
-    return Setting(strategy, window, config.plan_config(), core_config(config), options.cost_error)
+    core = core_config(config)
+    # A trace may begin or end amid a group.
+    core = replace(core, limits=replace(core.limits, group_size=None))
+    return Setting(strategy, window, config.plan_config(), core, options.cost_error)
 
 
 def _window(recording: Recording) -> float:
@@ -208,8 +232,4 @@ def _options(recording: Recording) -> dict[str, Any]:
     """The options of the last process that both commands have."""
     config = recording.config
     names = SimulateOptions.model_fields.keys() & config.keys() - _COMPARED
-    found = {name: config[name] for name in names}
-    if found.get("global_batch_size") is None:  # a batch of groups, whose sizes vary
-        sizes = [len(step.tickets) for step in recording.steps.values()]
-        found["global_batch_size"] = round(sum(sizes) / len(sizes)) if sizes else 1
-    return found
+    return {name: config[name] for name in names}

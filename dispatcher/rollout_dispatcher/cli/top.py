@@ -32,7 +32,7 @@ SLOW = 1.1
 _ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 #: States of ranks, the worst first.
 _WORST = ("missing", "absent", "left", "hangs", "")
-_TABLE = f"{'rank':>5}  {'':9}{'step':>7}{'computes':>11}{'for others':>12}{'slowness':>11}"
+_TABLE = f"{'rank':>5}  {'':9}{'step':>7}{'computes':>10}{'waits for others':>17}{'slowness':>10}"
 #: To the alternate screen without a cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
@@ -185,7 +185,7 @@ def _ranks(status: Mapping[str, Any], room: int | None) -> list[str]:
         slowness = {rank: each["slowness"] or 0.0 for rank, each in took.items()}
         order.sort(key=lambda rank: (_WORST.index(states[rank]), -slowness.get(rank, 0.0), rank))
         order = order[: max(0, room - 1)]
-        title += f"   the worst {len(order)} of {len(states)}"
+        title += f"  worst {len(order)} of {len(states)}"
     shown = [title]
     for rank in order:
         own = took.get(rank, {"compute_s": None, "wait_s": None, "slowness": None})
@@ -193,7 +193,7 @@ def _ranks(status: Mapping[str, Any], room: int | None) -> list[str]:
         slow = f"{'-' if ratio is None else f'{ratio:.2f}'}{' <' if (ratio or 0) >= SLOW else '  '}"
         shown.append(
             f"{rank:>5}  {states[rank]:9}{'-' if at < 0 else at:>7}"
-            f"{_seconds(own['compute_s']):>11}{_seconds(own['wait_s']):>12}{slow:>11}"
+            f"{_seconds(own['compute_s']):>10}{_seconds(own['wait_s']):>17}{slow:>10}"
         )
     return shown
 

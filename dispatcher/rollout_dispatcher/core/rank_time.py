@@ -128,8 +128,8 @@ class RankTime:
 
     @property
     def stale_dropped(self) -> int:
-        """Stale samples dropped since the last step was planned."""
-        return self._dropped[DropReason.STALE] - self._stale_before
+        """Stale samples dropped since the last step was planned; 0 before a rank takes one."""
+        return self._dropped[DropReason.STALE] - self._stale_before if self._began else 0
 
     def measured(self, found: StepMeasured) -> None:
         """Every rank has reported a pass over a step: its waits are owed."""

@@ -31,6 +31,8 @@ from rollout_planner.types import FloatArray
 RANK_TIME = ("work", "slow-rank, lengths", "waiting for a step")
 #: Slowness, over the median rank's, from which on a rank is named.
 SLOW = 1.1
+#: The measure of the first tiles.
+_LOST = "of the ranks' time in micro-batches lost to waiting for others"
 #: Rows of the table over time; each is a mean over its steps.
 MAX_PARTS = 12
 
@@ -88,10 +90,9 @@ def _recorded_tiles(recording: Recording, steps: list[RecordedStep], course: Cou
     fifo, planned = fifo or 0.0, planned or 0.0
     shown = []
     if measured is not None:
-        shown.append((signed(measured), "of rank time lost to waiting for others, measured"))
-    planned_words = "of it, as planned" if shown else "of rank time lost to waiting, as planned"
-    shown.append((signed(planned), planned_words))
-    shown.append((signed(fifo), "had samples been dealt as they came"))
+        shown.append((signed(measured), f"{_LOST}, measured"))
+    shown.append((signed(planned), f"{_LOST}, as planned"))
+    shown.append((signed(fifo), f"{_LOST}, had samples been dealt as they came"))
     bought = (1 - planned) / (1 - min(fifo, 0.999))
     shown.append((f"{bought:.2f} x", "training speed against that, as planned"))
     samples = recording.samples
@@ -137,10 +138,10 @@ def _over_time(course: Course) -> str:
         rows.append((f"{at or 0.0:,.0f}", *cells))
     return table(
         "What was lost to waiting for other ranks, over time?",
-        "Share of rank time. What is planned rests on the cost model, what is measured on the "
-        "ranks' own clocks. Window: what a plan could choose from, over what a full one has; below "
-        "100 % ranks were hungry before it was full: rollouts are the bottleneck, or max_wait is "
-        "short.",
+        "Share of the ranks' time in micro-batches. What is planned rests on the cost model, what "
+        "is measured on the ranks' own clocks. Window: what a plan could choose from, over what a "
+        "full one has; below 100 % ranks were hungry before it was full: rollouts are the "
+        "bottleneck, or max_wait is short.",
         [
             ("since the first step", "s"), ("measured", ""), ("as planned", ""),
             ("dealt as they came", ""), ("the least possible", ""), ("window", ""),
@@ -160,7 +161,8 @@ def _cause_section(rank_time: Mapping[str, Mapping[str, float]]) -> str:
     whole = sum(spent.values())
     return table(
         "Where did the ranks' time go?",
-        "Each second of each DP rank since the first step, by its cause.",
+        "Each second of each DP rank since the first step, by its cause; shares are of all that "
+        "time, those above of the time in micro-batches alone.",
         [("cause: a rank is", ""), ("rank time", "s"), ("share", "%")],
         [
             (f"{cause}: {MEANS[cause]}", f"{seconds:,.0f}", f"{100 * seconds / whole:.1f}")

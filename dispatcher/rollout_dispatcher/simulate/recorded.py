@@ -24,7 +24,7 @@ from rollout_dispatcher.simulate.figures import Figures
 from rollout_dispatcher.simulate.replay import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import RankTime, Recorded
 from rollout_dispatcher.simulate.trace import Trace, bare_sample
-from rollout_planner.types import FloatArray, Plan, Sync, straggler_excess
+from rollout_planner.types import FloatArray, IntArray, Plan, Sync, straggler_excess
 
 #: The pass that a step is planned for; without it, the longest pass counts.
 PLANNED_FOR = "update"
@@ -126,7 +126,7 @@ def excess_of(step: RecordedStep, setting: Setting) -> float | None:
 def trainer_load(recording: Recording, setting: Setting) -> float | None:
     """The speed of the trainer as a value of `--trainer-load`; None if it is not known."""
     steps = recording.trained()
-    plans = [_plan(step, setting) for step in steps]
+    plans = [_plan(recording, step, setting) for step in steps]
     rates = [
         seconds / plan.time
         for plan, seconds in zip(plans, durations(steps), strict=True)
@@ -153,7 +153,7 @@ def _virtual(
     return VirtualStep(
         number=number,
         at=step.at,
-        plan=_plan(step, setting),
+        plan=_plan(recording, step, setting),
         samples=tuple(bare_sample("", each) for each in tokens),
         arrived=arrived,
         skips=np.array(step.skips, dtype=np.int64),
@@ -163,16 +163,21 @@ def _virtual(
     )
 
 
-def _plan(step: RecordedStep, setting: Setting) -> Plan:
-    """The recorded plan, of a window with no other samples."""
+def _plan(recording: Recording, step: RecordedStep, setting: Setting) -> Plan:
+    """The recorded plan, of a window with no other samples, in units of the setting's cost.
+
+    Recorded costs are in units of the cost that was in use: another one once a fit replaced it.
+    """
+    own = CostInUse(setting.core.cost).work(*_laid_out(recording, step)).prior.sum()
+    unit = float(own) / (float(step.cost.sum()) or 1.0)
     return Plan(
         chosen=np.arange(len(step.tickets)),
-        counts=np.array([list(map(len, rank)) for rank in step.micro_batches], dtype=np.int64),
-        cost=step.cost,
+        counts=_laid_out(recording, step)[1],
+        cost=step.cost * unit,
         sync=setting.plan.sync,
         fifo_imbalance=step.fifo_imbalance,
         fifo_excess=step.fifo_excess,
-        lower_bound=step.lower_bound,
+        lower_bound=step.lower_bound * unit,
         pipeline_stages=setting.plan.pipeline_stages,
         cp_sizes=None if step.cp_sizes is None else np.array(step.cp_sizes),
     )
@@ -368,6 +373,13 @@ def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArr
     return _by_rank(known), _by_rank(each.max(axis=0) - each for each in barriers)
 
 
+def _laid_out(recording: Recording, step: RecordedStep) -> tuple[IntArray, IntArray]:
+    """Tokens of the step's samples, int64[n], and samples of each micro-batch, int64[R, M]."""
+    tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
+    counts = [[len(part) for part in rank] for rank in step.micro_batches]
+    return np.array(tokens, dtype=np.int64), np.array(counts, dtype=np.int64)
+
+
 # -- the cost of its samples ------------------------------------------------------------------
 
 
@@ -391,9 +403,7 @@ def _timing(
     compute = main_pass(step)
     if compute is None or step.cp_sizes is not None:
         return None
-    tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
-    counts = [[len(part) for part in rank] for rank in step.micro_batches]
     return Timing(
-        cost.work(np.array(tokens), np.array(counts)), step.cost, compute, step.slowness,
+        cost.work(*_laid_out(recording, step)), step.cost, compute, step.slowness,
         np.ones(step.dp_size) if slow is None else slow, step.sync,
     )  # fmt: skip

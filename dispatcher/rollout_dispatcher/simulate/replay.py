@@ -250,7 +250,7 @@ def run_steady(
 
     def refill() -> None:
         nonlocal waiting
-        room = window - virtual.core.statistics().buffered
+        room = window - virtual.core.statistics().ready_units
         if not setting.core.groups_matter:
             virtual.push([next(units)[0] for _ in range(room)], may_hold=False)
             return
@@ -259,7 +259,7 @@ def run_steady(
             waiting = waiting or next(units)
             if not virtual.push(waiting, may_hold=False):
                 break
-            room -= len(waiting)
+            room -= 1 if virtual.core.config.by_groups else len(waiting)
             waiting = ()
 
     refill()

@@ -23,6 +23,8 @@ from rollout_planner.types import Strategy
 DELAY_PRICE = 0.02
 #: Share of rank time from which on waiting for data is mentioned.
 MUCH = 0.05
+#: Difference of excess from which on it is explained that less of it saves nothing.
+NOTICEABLE = 0.001
 
 #: Heading, unit, and the text of a row.
 Column = tuple[str, str, Callable[[Run], str]]
@@ -79,6 +81,7 @@ _LEGEND = (
     "busy, no data, straggl.: share of rank time at work, waiting for samples, for other ranks",
     "wait: from a sample's arrival to the plan that took it",
     "delay: dispatches that passed a sample over",
+    "as it ran: excess by that time's cost and speeds, straggl. measured; other rows: cost above",
     "split: so many DP ranks may train a sample together, of a model with context parallelism",
     "long: weight under token-mean of a loss token of the longest 1 %, over the mean token's",
     "none: steps without any of the longest 1 %",
@@ -94,7 +97,7 @@ def table(result: Result) -> str:
     rows += [[show(run) for _, _, show in columns] for run in rows_of(result)]
     lines = list(_aligned(rows))
     lines.insert(2, "-" * max(map(len, lines)))
-    shown = {*rows[0], *(name.partition(" ")[0] for name, *_ in rows)}
+    shown = {*rows[0], *(text for name, *_ in rows for text in (name, name.partition(" ")[0]))}
     legend = [text for text in _LEGEND if text.split(":")[0].split(",")[0] in shown]
     return "\n".join([*headline(result), "", *lines, "", *legend, ""])
 
@@ -136,8 +139,10 @@ def headline(result: Result) -> list[str]:
         f"{trace.name}: {trace.samples:,} samples, mean {trace.tokens.mean:,.0f} tokens, "
         f"p99 {trace.tokens.p99:,.0f}, longest {trace.tokens.max:,.0f}"
     )
+    samples, groups = options["global_batch_size"], options["global_batch_groups"]
+    batch = f"{groups:,} groups" if samples is None else f"{samples:,} samples"
     shape = (
-        f"{options['global_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
+        f"{batch} a step over {options['dp_size']} DP ranks "
         f"that meet at every {place}, {options['layout']} micro-batches of {micro_batch}"
     )
     if (stages := options["pipeline_stages"]) > 1:
@@ -273,9 +278,16 @@ def _limit(best: Run, windows: Sequence[Run]) -> str:
     saved = (best.time - rival.time) / best.time
     dispatches = rival.window - best.window
     verb = f"save {signed(saved)} of it" if saved >= 5e-5 else "save nothing"
-    return (
+    why = (
         f"A window of {rival.window:g} would {verb} for {dispatches:g} more dispatches of mean "
         f"delay, less than the {signed(DELAY_PRICE)} a dispatch that staler samples should earn."
+    )
+    if best.timing is None or best.excess - rival.excess < saved + NOTICEABLE:
+        return why
+    return (
+        f"{why} Its excess is {signed(rival.excess)}, against {signed(best.excess)}: what ranks "
+        "wait less for each other they wait more for data, as samples come no sooner than in the "
+        "trace. If rollout workers waited for room in the buffer then, ask with --arrivals steady."
     )
 
 

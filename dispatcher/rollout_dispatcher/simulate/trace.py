@@ -19,7 +19,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +220,23 @@ def _nothing(path: Path, run: str | None, runs: set[str]) -> str:
     shown = sorted(runs, key=lambda name: (len(name), name))
     more = ", ..." if len(shown) > 20 else ""
     return f"--run {run}: no such run in {path}; it has {', '.join(shown[:20])}{more}"
+
+
+def grouped(trace: Trace, size: int | None, *, needed: bool) -> Trace:
+    """The trace, with groups of `size` consecutive samples if it names no groups.
+
+    Raises ConfigError if groups are `needed` and there are none.
+    """
+    if (trace.group >= 0).any():
+        return trace
+    if size is not None:
+        return replace(trace, group=np.arange(len(trace)) // size)
+    if needed:
+        raise ConfigError(
+            f"--global-batch-groups counts groups, and {trace.name} names none; add --group-size N "
+            "for groups of N consecutive samples, or a column group"
+        )
+    return trace
 
 
 # -- samples in their order of arrival --------------------------------------------------------

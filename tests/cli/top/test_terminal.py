@@ -56,7 +56,7 @@ def test_a_slow_rank_a_resize_a_restart_and_the_end(
             assert "<" in row
 
             terminal.resize(80, 15)
-            eventually(lambda: "the worst " in terminal.text(), "not all ranks fit")
+            eventually(lambda: "  worst " in terminal.text(), "not all ranks fit")
             terminal.resize(80, 24)
 
             server.send_signal(signal.SIGSTOP)  # connected, and silent

@@ -81,7 +81,7 @@ def test_where_not_all_ranks_fit_the_worst_are_shown(height: int) -> None:
     assert len(found) == height
     if height >= 12:
         assert [row[0] for row in rows(found)][:2] == ["300", "0"]
-        assert f"the worst {len(rows(found))} of 512" in "\n".join(found)
+        assert f"worst {len(rows(found))} of 512" in "\n".join(found)
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:

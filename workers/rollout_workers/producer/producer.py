@@ -27,6 +27,8 @@ from rollout_dispatcher.errors import (
     ConfigError,
     RunFinished,
     SampleRefused,
+    ShuttingDown,
+    StreamEnded,
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
@@ -146,8 +148,9 @@ class _Producer:
         Returns `DUPLICATE` or `CONFLICT` where a sample of this `sample_id` was accepted before,
         from whichever producer, with the same content or with other: it is not trained on.
 
-        Raises SampleRefused when it is not acceptable; RunFinished when the trainer has finished
-        the run, or has left for good, so that nothing more is trained on; after `timeout`
+        Raises SampleRefused when it is not acceptable; RunFinished when nothing more is trained on:
+        the trainer has finished the run or has left for good, the stream has ended (StreamEnded) or
+        the dispatcher stops (ShuttingDown; these two are SampleRefused, too); after `timeout`
         BufferFull, which names the cap, or PushTimeout, a TimeoutError, if no cap was named. A
         sample that was already on its way then may still be accepted (the error or a note on it
         says so); push it again with the `sample_id` that it had, which is in `error.sample_ids`:
@@ -290,9 +293,10 @@ class _Producer:
             raise first
         counted = f"{len(found) - len(accepted)} of {len(found)} samples were refused"
         others = ", the others accepted" if accepted else ""
-        raise SampleRefused(
-            first.reason, f"{counted}{others}; the first, at index {index}: {first}"
-        )
+        text = f"{counted}{others}; the first, at index {index}: {first}"
+        if isinstance(first, StreamEnded | ShuttingDown):
+            raise type(first)(text)
+        raise SampleRefused(first.reason, text)
 
     def _sized(self, sample: RolloutSample) -> RolloutSample:
         if sample.group_id is None or sample.group_size is not None:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from rollout_dispatcher.errors import SampleRefused, ShuttingDown
+from rollout_dispatcher.errors import SampleRefused, ShuttingDown, StreamEnded
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import places_of
@@ -155,6 +155,8 @@ class PendingPush:
                 reason = answer.reasons.get(index, SampleRefused.code)
                 if reason == ShuttingDown.code:
                     return ShuttingDown(error)
+                if reason == "closed":
+                    return StreamEnded(error)
                 return SampleRefused(reason, error)
             case Outcome.FULL:
                 return None

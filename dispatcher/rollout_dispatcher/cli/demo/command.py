@@ -276,12 +276,12 @@ def train(
                     children.start(f"end-{service.strategy}", end)
                     del producers[service]
             if line.startswith("step "):
-                _, name, _, losses[name] = line.split()
+                _, name, number, losses[name] = line.split()
                 done += 1
                 shown = "  ".join(f"{name} {loss}" for name, loss in losses.items())
-                steps = load.steps * len(strategies)
-                milestone = done % (steps // 5 or 1) == 0
-                progress.show(f"step {done}/{steps}  loss: {shown}", milestone=milestone)
+                milestone = done % (load.steps * len(strategies) // 5 or 1) == 0
+                at = f"{name}: step {int(number) + 1} of {load.steps}"
+                progress.show(f"{at}  loss: {shown}", milestone=milestone)
         for name in ("trainers", *watched):
             children.wait_until_ended(name, STALL_SECONDS)
 

@@ -107,8 +107,8 @@ def split_commas(value: object) -> object:
 
 
 def one_or_several(value: object) -> object:
-    """Turn a text into a list of one."""
-    return (value,) if isinstance(value, str) else value
+    """Turn a text or a number into a list of one."""
+    return (value,) if isinstance(value, str | int | float) else value
 
 
 def _read_store(value: str) -> str:
