@@ -13,7 +13,7 @@ from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate.figures import summary
 from rollout_dispatcher.simulate.page import RANK_TIME, page
-from rollout_dispatcher.simulate.recorded import rank_shares
+from rollout_dispatcher.simulate.recorded import Course, rank_shares
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.table import table
@@ -99,6 +99,15 @@ def test_bars_are_shares_of_each_rank_s_time(tmp_path: Path) -> None:
     for bar, rank in zip(bars, ranks, strict=True):
         widths = list(map(float, re.findall("width:(.*?)%", bar)))
         assert widths == pytest.approx([100 * share for share in rank.shares], abs=0.01)
+
+
+def test_a_window_that_is_counted_in_groups_is_full_by_its_samples(tmp_path: Path) -> None:
+    write_record(tmp_path)
+    recording = load_recording(tmp_path)
+    setting = own_setting(recording)
+    trigger = replace(setting.core.trigger, batch=2, window=3)  # groups of four samples
+    setting = replace(setting, core=replace(setting.core, trigger=trigger))
+    assert Course.of(recording.trained(), setting).fill == pytest.approx(8 / 12)
 
 
 def test_the_table_is_aligned_and_says_what_its_columns_mean() -> None:

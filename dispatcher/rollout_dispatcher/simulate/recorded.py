@@ -257,7 +257,7 @@ class Course:
     def of(cls, steps: list[RecordedStep], setting: Setting) -> "Course":
         """The columns of these steps; there has to be one."""
         found = [excess_of(step, setting) for step in steps]
-        window = setting.core.trigger.window
+        batch = setting.plan.dispatch_batch_size  # samples, also where steps count groups
         stale = [np.mean(step.staleness) if step.staleness else np.nan for step in steps]
         return cls(
             at=np.array([step.at - steps[0].at for step in steps]),
@@ -268,7 +268,7 @@ class Course:
             bound=np.array([step.lower_bound_excess for step in steps]),
             fill=np.array(
                 # The window at that time: --window may change while the run goes on.
-                [step.eligible / window * setting.window / step.window_multiple for step in steps]
+                [step.eligible / int(batch * step.window_multiple) for step in steps]
             ),
             stale=np.array(stale, dtype=np.float64),
         )
