@@ -170,14 +170,14 @@ class BufferFull(DispatcherError):
             + (f"; it waits for: {waits_for}" if waits_for else "")
         )
         self.cap, self.held, self.capacity = cap, held, capacity
-        #: Of the samples of a push that timed out; empty where it was withdrawn.
+        #: Of the samples of a push that timed out, to push them again under.
         self.sample_ids: tuple[str, ...] = ()
 
 
 class PushTimeout(DispatcherError, TimeoutError):
     """A push was not answered within its `timeout`, and no cap is known that blocks it.
 
-    sample_ids: of its samples; empty where the push was withdrawn.
+    sample_ids: of its samples, to push them again under.
     """
 
     code = "push-timeout"

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from rollout_dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
+from rollout_dispatcher.errors import (
+    BufferFull,
+    GenerationFenced,
+    PushTimeout,
+    RankRefused,
+    SampleRefused,
+)
 from rollout_workers import (
     MicroBatchStream,
     Outcome,
@@ -74,6 +80,32 @@ def test_a_push_that_timed_out_and_is_pushed_again_by_its_ids_is_trained_once(
                 producer.push(FIELDS, sample_id=full.sample_ids[0], timeout=10) for full in blocked
             ]
         assert set(outcomes) == {Outcome.DUPLICATE}
+
+
+def test_a_push_that_timed_out_more_often_than_it_has_credits_is_trained_once(
+    tmp_path: Path,
+) -> None:
+    options = {"dp_size": 1, "global_batch_size": 2, "micro_batch_size": 1, "window": 1}
+    with (
+        serve(tmp_path / "server", producer_credits=2, **options) as address,
+        RolloutProducer(address) as producer,
+    ):
+        producer.push_many([FIELDS, FIELDS])
+        sample_id = None
+        for _ in range(5):  # the later ones are withdrawn, while the first are blocked
+            with pytest.raises((BufferFull, PushTimeout)) as full:
+                producer.push(FIELDS, sample_id=sample_id, timeout=0.2)
+            assert sample_id in (None, *full.value.sample_ids)
+            (sample_id,) = full.value.sample_ids
+        trained = list[str]()
+        with MicroBatchStream(address) as stream:
+            for step in stream:
+                trained += [name for batch in step for name in batch.sample_ids]
+                step.commit()
+                if step.number == 0:
+                    producer.push(FIELDS, sample_id=sample_id, timeout=30)
+                    producer.end_stream()
+        assert len(trained) == len(set(trained)) == 3
 
 
 @pytest.mark.parametrize(

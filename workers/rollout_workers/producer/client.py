@@ -208,16 +208,16 @@ class ProducerClient:
             self._connector.copy_unsent()
             self._putting.start_due()
             self._connector.pump()  # reports of missing members are sent later
-        sample_ids: tuple[str, ...] = ()
+        sample_ids = tuple(sample.sample_id or "" for sample in samples)
+        names = ", ".join(sample_ids) if len(sample_ids) <= NAMED else "its sample_ids"
         caps = [blocked for _, blocked in given_up if blocked is not None]
         if len(left) == len(handles) and all(withdrawn for withdrawn, _ in given_up):
             fate = (
-                "the push was withdrawn: nothing of it was or will be accepted. A group that lacks "
-                f"it is given up unless it is pushed again within {GRACE_S:.0f} s"
+                "the push was withdrawn; an earlier push of the same sample_id may still be "
+                f"accepted. A group that lacks it is given up unless it is pushed again within "
+                f"{GRACE_S:.0f} s, under the same sample_id, which this error has: {names}"
             )
         else:
-            sample_ids = tuple(sample.sample_id or "" for sample in samples)
-            names = ", ".join(sample_ids) if len(sample_ids) <= NAMED else "its sample_ids"
             fate = (
                 "samples of this push were or may still be accepted; push them again under the "
                 f"same sample_id only, which this error has: {names}"
