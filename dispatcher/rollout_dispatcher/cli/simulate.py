@@ -51,7 +51,8 @@ file of serve may be given: what only serve needs in it is ignored. These defaul
 
                    simulate               serve
   --window         1 1.25 1.5 2           1.5
-  --groups         ignore                 step
+  --groups         ignore; step with      step
+                   --group-size
   --on-oversize    alone                  error
   --max-imbalance  0                      0.01
   --cost           quadratic:1,24576,0    auto, which begins with the same

@@ -72,7 +72,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
     step then, unless it is given"""
     group_size: Positive | None = None
     """samples of each group; a trace that names no groups has one of each so many consecutive
-    samples, so lengths in it are independent"""
+    samples, so lengths in it are independent; --groups is step then, unless it is given"""
 
     window: Annotated[
         tuple[Multiple, ...], BeforeValidator(one_or_several), Field(min_length=1)
@@ -150,8 +150,9 @@ class SimulateOptions(SelectionOptions, StepOptions):
     @model_validator(mode="before")
     @classmethod
     def _counted_groups(cls, given: dict[str, Any]) -> dict[str, Any]:
-        by_groups = given.get("global_batch_groups") is not None
-        return {"groups": Grouping.STEP} | given if by_groups else given
+        names = "global_batch_groups", "group_size"
+        has_groups = any(given.get(name) is not None for name in names)
+        return {"groups": Grouping.STEP} | given if has_groups else given
 
     @model_validator(mode="after")
     def _servable(self) -> Self:

@@ -23,6 +23,7 @@ from rollout_dispatcher.core.rank_time import LOST, TimeCause
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.errors import DispatcherError, RunFinished
+from rollout_dispatcher.hints import name_some
 from rollout_dispatcher.service.connections.clients import Client
 
 log = logging.getLogger(__name__)
@@ -251,6 +252,7 @@ class RunLog:
         self._progress_due = now + (interval or 0.0)
         self._before = now, core.statistics()
         self._stall_due = -math.inf
+        self._gone_due = now + FIRST_AFTER_SECONDS
         #: Ranks that were reported to hang; None where ranks waited for a step.
         self._hung: tuple[int, ...] | None = None
         self._failure: DispatcherError | None = None
@@ -258,6 +260,8 @@ class RunLog:
     def check(self, now: float) -> None:
         """Log what is due and has changed."""
         self._check_stall(now)
+        if now >= self._gone_due:
+            self._check_gone(now)
         if self._interval is not None and now >= self._progress_due:
             self._progress_due = now + self._interval
             self._check_progress(now)
@@ -295,6 +299,23 @@ class RunLog:
         elif since is not None:
             text = "ranks have waited %.0f s for a step, which waits for: %s"
             log.warning(text, now - since, whom, extra={"event": "ranks-wait"})
+
+    def _check_gone(self, now: float) -> None:
+        """Log that every DP rank is gone without a goodbye; nobody waits for a step then."""
+        at = self._core.statistics()
+        are_gone = bool(at.absent_ranks) and not at.ranks_connected
+        self._gone_due = now + (AGAIN_AFTER_SECONDS if are_gone else FIRST_AFTER_SECONDS)
+        if are_gone:
+            text = (
+                "training stands still: no DP rank is connected, and %s of %d left without a "
+                "goodbye (the line `disconnected` that came first names the rank to look at); the "
+                "next step waits for: %s"
+            )
+            gone = name_some(at.absent_ranks, "DP rank")
+            log.warning(
+                text, gone, at.dp_size, self._core.waits_for(now),
+                extra={"event": "ranks-gone", "dp_rank": list(at.absent_ranks)},
+            )  # fmt: skip
 
     def _check_journal(self) -> None:
         """Log that the journal fails or works again; the same error in other words is no news."""

@@ -263,6 +263,22 @@ def test_a_reason_is_told_at_once_and_then_what_has_gathered(
     assert caplog.messages == [first, rest]
 
 
+def test_ranks_that_are_all_gone_are_logged_every_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watched = Watched()
+    watched.trains(0)
+    bench = watched.bench
+    bench.perform(bench.core.leave(1, "r1", bench.now))
+    watched.passes(60)
+    assert "no DP rank is connected" not in caplog.text
+    bench.perform(bench.core.leave(0, "r0", bench.now))
+    watched.passes(75)
+    lines = [line for line in caplog.messages if "no DP rank is connected" in line]
+    assert len(lines) == 2
+    assert "DP ranks 0, 1 of 2 left without a goodbye" in lines[0]
+
+
 def test_each_reason_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     log = DropsLog()

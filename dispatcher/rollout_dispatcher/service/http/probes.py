@@ -83,8 +83,11 @@ class Probes:
         health, at = self._router.health, self._router.core.statistics()
         ready, anonymous = health.is_ready(at), not self._may_control(request)
         failing = "the journal cannot be written" if anonymous else health.failure
+        nobody = "" if at.ranks_connected else "; no DP rank is connected"
         lines = [
-            f"{'ok' if ready else 'not ready'}: {failing if health.failure else at.run_state}",
+            f"ok: {at.run_state}{nobody}"
+            if ready
+            else f"not ready: {failing if health.failure else at.run_state}",
             f"the next step waits for: {health.explain(anonymous=anonymous)}",
             f"lost: {health.lost()}",
         ]
