@@ -95,8 +95,10 @@ def test_a_push_that_timed_out_more_often_than_it_has_credits_is_trained_once(
         for _ in range(5):  # the later ones are withdrawn, while the first are blocked
             with pytest.raises((BufferFull, PushTimeout)) as full:
                 producer.push(FIELDS, sample_id=sample_id, timeout=0.2)
-            assert sample_id in (None, *full.value.sample_ids)
-            (sample_id,) = full.value.sample_ids
+            error = full.value
+            assert isinstance(error, BufferFull | PushTimeout)
+            assert sample_id in (None, *error.sample_ids)
+            (sample_id,) = error.sample_ids
         trained = list[str]()
         with MicroBatchStream(address) as stream:
             for step in stream:
