@@ -18,8 +18,9 @@ samples a rank: mean 8, largest with smallest company 9 + 2 = 11, pair 3 + 2 = 5
 
 import numpy as np
 
+from rollout_planner import tuning
 from rollout_planner.order import running_sums
-from rollout_planner.split.packing import fewest_micro_batches, levels_under
+from rollout_planner.split.packing import fewest_micro_batches, well_filled
 from rollout_planner.split.padded import padded_time
 from rollout_planner.split.parts import Batch
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, bubble
@@ -109,12 +110,72 @@ def _stage_time(x: FloatArray, s: IntArray, M: int, config: PlanConfig) -> float
             s = np.minimum(s, budget)
         if config.sync is Sync.STEP:  # a rank's micro-batches are one
             M, budget = 1, M * budget
-        return max(float(levels_under(x, s, R, M, budget).sum()), pigeonhole_bound(x, R))
+        return max(packed_time(x, s, R, M, budget), pigeonhole_bound(x, R))
     if config.sync is Sync.STEP or m == 1 or config.layout is Layout.PADDED:
         return _sum_bound(x, M, config)
     if len(x) < R * M * m:
         return column_bound(x, R, m)
     return _row_time(x.reshape(M, m, R))
+
+
+def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> float:
+    """Sum over M micro-steps of their level, as if all but the largest items could be cut.
+
+    A micro-step costs a rank its share of what is left or the largest item left. In the latter
+    case it is filled up from the dear end, as far as the token budget goes, and its level rises
+    if it leaves more tokens than the later micro-steps can well hold.
+    """
+    cost, held, n = running_sums(x), running_sums(s), len(x)
+    all_cost, all_tokens = cost.item(n), held.item(n)
+    fill = well_filled(all_tokens, R * M * budget)
+    cheapest = x.item(n - 1) / max(s.item(n - 1), 1)
+    time, first = 0.0, 0
+    light = 0.0  # tokens that earlier micro-steps took from the light end, at the cheapest price
+    for column in range(M):
+        tokens = all_tokens - held.item(first) - light
+        left = all_cost - cost.item(first) - light * cheapest
+        if left <= 0 or tokens <= 0:
+            break
+        share, level = left / (R * (M - column)), x.item(first)
+        last = column == M - 1
+        if level <= share and not last:
+            return time + share * (M - column)
+        seeds = slice(first, min(first + R, n))
+        rest = max(tokens - float(np.add.reduce(s[seeds])), 1.0)
+        price = max((left - float(np.add.reduce(x[seeds]))) / rest, 0.0) or left / tokens
+        if last:
+            level = max(share, level)
+            return time + _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)
+        room = np.minimum(budget, s[seeds] + (level - x[seeds]) / price)
+        by_tokens = held.searchsorted(held.item(first) + np.add.reduce(room), "right")
+        by_cost = cost.searchsorted(cost.item(first) + R * level, "right")
+        first = max(int(min(by_tokens, by_cost)) - 1, first + 1)
+        lack = all_tokens - held.item(first) - light - fill * R * (M - column - 1) * budget
+        if lack > 0:
+            light += lack
+            level += lack * cheapest / max(int(np.count_nonzero(room < budget)), 1)
+        time += level
+    return time
+
+
+def _level_with_room(
+    x: FloatArray, s: IntArray, level: float, needed: tuple[float, float], budget: int
+) -> float:
+    """Raise a level until bins that start with one of these items each have room for all tokens.
+
+    needed: the tokens, and the price of each: below its level a bin takes them, up to the budget.
+    """
+    tokens, price = needed
+    for _ in range(tuning.RISES):
+        room = np.minimum(budget, s + (level - x) / price)
+        lack = tokens - float(np.add.reduce(room))
+        if lack <= 0:
+            break
+        open_bins = int(np.count_nonzero(room < budget))
+        if not open_bins:
+            break
+        level += lack / open_bins * price
+    return level
 
 
 def _row_time(rows: FloatArray) -> float:

@@ -84,7 +84,9 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         budget = config.micro_batch_size or 1
     ways, stages = list[Parts](), config.pipeline_stages
     M = micro_batches_for(len(x), config)
-    if per_step:
+    if per_step and config.micro_batch_size is not None:
+        ways.append(Parts.of_labels(order, packing.count_ranks(x, R, M, budget), M, R))
+    elif per_step:
         ways.append(
             Parts.of_labels(order, *packing.pack_ranks(x, s, R, budget, config.micro_batches), R)
         )
@@ -127,7 +129,7 @@ def ranks_of_equal_counts(
     batch: Batch, config: PlanConfig, most: float = np.inf
 ) -> Iterator[Parts]:
     """Karmarkar-Karp over ranks of equally many samples; over the micro-batches of each, as verl
-    does, or first fit. None if a rank takes `most` then.
+    does, or LPT, or first fit. None if a rank takes `most` then.
     """
     R, x, order, budget = config.dp_size, batch.x, batch.order, config.micro_batch_tokens or 1
     s = np.minimum(batch.tokens, budget)
@@ -136,11 +138,17 @@ def ranks_of_equal_counts(
     if (np.bincount(of, x, R) * slowness).max() >= most:
         return
 
+    def falling(sequence: IntArray, labels: IntArray) -> Parts:
+        parts = Parts.of_labels(sequence, ranks[sequence] * M + labels, M, R)
+        return by_falling_load(parts, matrix(batch, parts, config.layout))
+
     M = config.micro_batches(int(-(-np.bincount(ranks, s).max() // budget)))
     labels = assign.kk_sets(batch.cost, s, ranks, M, budget)
     if labels.min() >= 0:
-        parts = Parts.of_labels(np.arange(len(x)), ranks * M + labels, M, R)
-        yield by_falling_load(parts, matrix(batch, parts, config.layout))
+        yield falling(np.arange(len(x)), labels)
+    while (labels := assign.fill_sets(x, s[order], of, M, budget, tightly=False)).min() < 0:
+        M = config.micro_batches(M + 1)
+    yield falling(order, labels)
     own = cut(order[by_label(of, R)], np.bincount(of, minlength=R).tolist())
     yield cut_ranks(own, M, batch, config)
 

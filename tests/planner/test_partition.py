@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_planner.objective import column_bound, rank_bound
+from rollout_planner.objective import column_bound, packed_time, rank_bound
 from rollout_planner.split.assign import (
     best_fit,
     bins_onto_ranks,
@@ -21,7 +21,7 @@ from rollout_planner.split.assign import (
     swap_level,
 )
 from rollout_planner.split.groups import run_of_each
-from rollout_planner.split.packing import fewest_micro_batches, levels_under, pack, pack_by_count
+from rollout_planner.split.packing import fewest_micro_batches, pack, pack_by_count
 from rollout_planner.types import FloatArray, IntArray, round_up
 
 COSTS = st.one_of(
@@ -324,7 +324,7 @@ def test_the_estimate_of_a_packing_is_close_to_what_packing_reaches(n: int, rank
     reached = (
         np.bincount(labels, weights=x, minlength=ranks * M).reshape(M, ranks).max(axis=1).sum()
     )
-    assert levels_under(x, s, ranks, M, 131072).sum() == pytest.approx(reached, rel=0.015)
+    assert packed_time(x, s, ranks, M, 131072) == pytest.approx(reached, rel=0.015)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -11,7 +11,7 @@ size; no step is longer than with ranks by Karmarkar-Karp, as verl makes them.
 With a fixed size it is the plan without that demand, or else Karmarkar-Karp's ranks, cut as verl
 cuts them. Under a budget there are three ways, of which the shortest step is taken, with what it
 costs to begin each micro-batch; one that is level ends the search. Ranks of nearly equal sums fill
-their micro-batches as ranks of whole groups do; the plan without that demand, or one with a
+their micro-batches by LPT, or tightly, and swap samples between these; that plan, or one with a
 micro-batch more, is moved until counts are equal; or Karmarkar-Karp shares out samples over ranks
 and within each, as in verl.
 
@@ -35,11 +35,11 @@ from rollout_planner.errors import UnequalPartitions, problems
 from rollout_planner.order import as_lists, labels_of
 from rollout_planner.planner import plan
 from rollout_planner.public import arguments
-from rollout_planner.public.partition import balanced_partition
-from rollout_planner.split.groups import RankFilling
+from rollout_planner.public.partition import balanced_partition, fill_empty
+from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_of, price_of
-from rollout_planner.split.parts import Batch, Parts, without_fillers
+from rollout_planner.split.parts import Batch, Parts, by_falling_load, matrix
 from rollout_planner.strategies import ranks_of_equal_counts
 from rollout_planner.types import (
     CostModel,
@@ -235,13 +235,15 @@ class _Task:
         """What it takes, with what it costs to begin each micro-batch."""
         return price_of(self.batch, parts, self.config)
 
-    def placed(self, rank_of: IntArray, step_of: IntArray) -> Parts:
-        """From the rank and the micro-batch of each sample.
+    def placed(self, rank_of: IntArray, step_of: IntArray, *, falling: bool = False) -> Parts:
+        """From the rank and the micro-batch of each sample; falling: these by falling cost.
 
         The last ones are empty where a rank has fewer samples than there are micro-batches.
         """
         M = self.config.micro_batches(int(step_of.max()) + 1)
-        return Parts.of_labels(np.arange(len(self.x)), rank_of * M + step_of, M, self.R)
+        parts = Parts.of_labels(np.arange(len(self.x)), rank_of * M + step_of, M, self.R)
+        load = matrix(self.batch, parts, Layout.PACKED)
+        return by_falling_load(parts, load) if falling else parts
 
     def planned(self, least: int) -> Parts:
         """The plan without the demand, of so many micro-batches at least."""
@@ -265,14 +267,30 @@ class _Task:
         return min((each for each in ways if each.counts.all()), key=self.time, default=None)
 
     def by_lpt(self) -> Parts | None:
-        """Ranks of nearly equal sums, whose micro-batches are filled towards common levels."""
+        """Ranks of nearly equal sums, filled by LPT, after swaps between micro-batches of each."""
         ranks = labels_of(balanced_partition(self.x, self.R, equal_size=True), len(self.x))
-        M = int(-(-np.bincount(ranks, self.tokens).max() // self.budget))
-        filling = RankFilling(self.batch, self.config)
+        parts = self._filled(ranks)
+        if parts is None:
+            return None
+        M = parts.num_micro_batches
+        found = levelled(
+            parts.labels(), self.x, self.R * M, self.tokens, self.budget,
+            rows=self.R, enough=tuning.LEVEL,
+        )  # fmt: skip
+        return self.placed(ranks, found % M, falling=True)
+
+    def _filled(self, rank_of: IntArray) -> Parts | None:
+        """As many micro-batches as the rank that needs most, if ranks have so many samples."""
+        M = int(-(-np.bincount(rank_of, self.tokens).max() // self.budget))
+        order, step_of = np.lexsort((-self.x, rank_of)), np.empty_like(rank_of)
         while (M := self.config.micro_batches(M)) <= self.each:
-            found = filling.filled(filling.samples(ranks, self.batch.order), M)
-            if found is not None:
-                return without_fillers(self.batch, found)
+            step_of[order] = fill_sets(
+                self.x[order], self.tokens[order], rank_of[order], M, self.budget
+            )
+            if step_of.min() >= 0:
+                for own in order.reshape(self.R, -1):
+                    step_of[own] = fill_empty(step_of[own], M)
+                return self.placed(rank_of, step_of, falling=True)
             M += 1
         return None
 

@@ -75,6 +75,7 @@ def fill_sets(
     *,
     start: FloatArray | None = None,
     slowness: tuple[float, ...] | None = None,
+    tightly: bool = True,
 ) -> Labels:
     """The same of each set of items by itself, or else tightly; -1 where an item finds no room.
 
@@ -86,7 +87,7 @@ def fill_sets(
             each,
             lpt_budget(x[each], s[each], bins, budget, start=start, slowness=slowness),
         )
-        if found is None:
+        if found is None and tightly:
             own = each[np.argsort(-s[each], kind="stable")]
             found = differencing_labels(s[own], bins, equal_size=False)
             if np.bincount(found, s[own]).max() > budget:
@@ -122,7 +123,6 @@ class Kind(NamedTuple):
     slow: float = 1.0
     pieces: int = 1
     longest: float = np.inf
-    most: float = np.inf
 
 
 def put(
@@ -148,7 +148,7 @@ def put(
             _, b, load, heap = heappop(parked)
             heappush(heap, (load, b))
         best, soonest, load, taken = None, np.inf, 0.0, 0
-        for slow, pieces, longest, most, heap in of_kinds:
+        for slow, pieces, longest, heap in of_kinds:
             if tokens > longest:
                 continue
             work, needed = cost, tokens
@@ -158,10 +158,9 @@ def put(
             while heap and room[heap[0][1]] < needed:
                 least, b = heappop(heap)
                 heappush(parked, (-room[b], b, least, heap))
-            if heap and (done := (heap[0][0] + work) * slow) < soonest and done <= most:
-                best, load, taken, soonest = heap, heap[0][0] + work, needed, done
-                if most < np.inf:
-                    break
+            if heap and (heap[0][0] + work) * slow < soonest:
+                best, load, taken = heap, heap[0][0] + work, needed
+                soonest = load * slow
         if best is not None:
             b = best[0][1]
             room[b] -= taken

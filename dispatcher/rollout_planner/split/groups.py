@@ -80,7 +80,7 @@ def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray |
 
 def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Micro-batches of ranks that hold whole groups. work: pays for cutting padded ones anew."""
-    task = RankFilling(batch, config)
+    task = _Task(batch, config)
     M = task.fewest()
     while not (found := task.found(M, work)):
         M += config.micro_batch_multiple
@@ -99,7 +99,7 @@ def split_plainly(
 
     Groups go by falling load and samples by falling tokens, or both as they came.
     """
-    task, sequence = RankFilling(batch, config), np.arange(len(batch)) if as_came else batch.order
+    task, sequence = _Task(batch, config), np.arange(len(batch)) if as_came else batch.order
     order = np.arange(len(task.load)) if as_came else np.argsort(-task.load, kind="stable")
     M = task.fewest() if config.micro_batch_size else len(batch)
     while (way := task.shared(share, order, M * task.cap)) is None:
@@ -107,7 +107,7 @@ def split_plainly(
     return cut_ranks(task.samples(way, sequence), M, batch, config, as_came=as_came)
 
 
-class RankFilling:
+class _Task:
     """What is to be split; where nothing stays together each sample is a group.
 
     weight: what each sample takes of its micro-batch, at most `cap`. load and held: what the

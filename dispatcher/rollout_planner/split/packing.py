@@ -6,14 +6,14 @@ more than best fit needs, a number that is allowed, and the same on all ranks. W
 worth it is for the strategy. A fixed number of samples is a budget of which each takes one.
 
 Where ranks wait at every micro-step (`pack`), bins come in M columns of R, one a micro-step, and
-only differences inside a column cost time. A micro-step lasts at least as long as its largest item.
-`levels_under` gives the time of each: where the largest item left is more than an even share, that
-item's, raised where the later micro-steps could not hold the tokens that it leaves them. Each item,
-the largest first, goes to the first such micro-step whose least loaded bin stays below the level,
-or else by LPT to the others. Swaps then level each column, until what is left to gain is less than
-any cost model knows. Where the budget is too tight for that, bins are filled by LPT, by tokens
-alone, then by best fit. Full micro-batches of a fixed number of samples leave swaps little room, so
-they begin as rows of neighbours (`pack_by_count`).
+only differences inside a column cost time. A micro-step lasts at least as long as its largest
+item. Where that is more than an even share, the bins of its column are filled up to this level
+with the largest items that fit, since what finds room there is free of charge; but it leaves
+as many tokens as the later micro-steps can well hold, and an item for each of their bins: else its
+level rises. The other columns share what is left by LPT under the budget; swaps then level each
+column, until what is left to gain is less than any cost model knows. Where the budget is too tight
+for that, bins are filled by tokens alone: LPT, then best fit. Full micro-batches of a fixed number
+of samples leave swaps little room, so they begin as rows of neighbours (`pack_by_count`).
 
 Example, R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
 9 | 5 4; the second shares the rest: 3 | 3.
@@ -30,10 +30,13 @@ Example, R = 2, budget 10, tokens 10 6 5 5 3 2 1, cost tokens squared: 32 tokens
 cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5.
 """
 
+from bisect import bisect_left
+from heapq import heapify, heappop, heapreplace
+
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.order import falling_place, running_sums
+from rollout_planner.order import falling_place
 from rollout_planner.split import assign
 from rollout_planner.types import Allowed, FloatArray, IntArray
 
@@ -103,18 +106,10 @@ def fill(
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
-    """By cost, ruled micro-steps up to their levels first; else all at once; else by tokens."""
-    order = np.argsort(-x, kind="stable")  # whole groups may fall in tokens alone
-    dearest, tokens = x[order], np.minimum(s, budget)[order]
-    if is_ruled(dearest, R, M):
-        level = levels_under(dearest, tokens, R, M, budget)
-        most = np.where(level > level[-1], level * (1 + tuning.ROUNDING), np.inf)
-        kinds = [assign.Kind(most=each) for each in most.repeat(R).tolist()]
-        found = np.empty(len(x), dtype=np.int64)
-        found[order] = assign.put(dearest, tokens, [budget] * (R * M), kinds)
-        if found.min() >= 0:
-            return found
-    labels = assign.lpt_budget(x, s, R * M, budget)
+    """By cost, micro-step after micro-step; else all at once; else by tokens alone."""
+    labels = fill_columns(x, s, R, M, budget) if is_ruled(x, R, M) else None
+    if labels is None:
+        labels = assign.lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = assign.lpt_budget(s.astype(np.float64), s, R * M, budget)
     return labels
@@ -131,71 +126,101 @@ def level_columns(
     )
 
 
+def well_filled(tokens: float, room: float) -> float:
+    """Share of its room that a micro-step may fill: halfway to full."""
+    return (1 + tokens / room) / 2
+
+
 def is_ruled(x: FloatArray, R: int, M: int) -> bool:
-    """Whether the largest of falling `x` exceeds an even share of several micro-steps."""
+    """Whether the largest of falling `x` is more than an even share of several micro-steps."""
     return M > 1 and bool(x[0] * (R * M) > x.sum())
 
 
-def levels_under(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> FloatArray:
-    """What each of M micro-steps takes, descending, as if all but the largest items could be cut.
-
-    A micro-step costs a rank its share of what is left or the largest item left. In the latter
-    case it is filled up from the dear end, as far as the token budget goes, and its level rises
-    if it leaves more tokens than the later micro-steps can well hold.
-    """
-    cost, held, n = running_sums(x), running_sums(s), len(x)
-    all_cost, all_tokens = cost.item(n), held.item(n)
-    fill = (1 + all_tokens / (R * M * budget)) / 2  # of a micro-step's room: halfway to full
-    cheapest = x.item(n - 1) / max(s.item(n - 1), 1)
-    levels, first = np.zeros(M), 0
-    light = 0.0  # tokens that earlier micro-steps took from the light end, at the cheapest price
-    for column in range(M):
-        tokens = all_tokens - held.item(first) - light
-        left = all_cost - cost.item(first) - light * cheapest
-        if left <= 0 or tokens <= 0:
-            break
-        share, level = left / (R * (M - column)), x.item(first)
-        last = column == M - 1
-        if level <= share and not last:
-            levels[column:] = share
-            break
-        seeds = slice(first, min(first + R, n))
-        rest = max(tokens - float(np.add.reduce(s[seeds])), 1.0)
-        price = max((left - float(np.add.reduce(x[seeds]))) / rest, 0.0) or left / tokens
-        if last:
-            level = max(share, level)
-            levels[column] = _with_room(x[seeds], s[seeds], level, (tokens, price), budget)
-            break
-        room = np.minimum(budget, s[seeds] + (level - x[seeds]) / price)
-        by_tokens = held.searchsorted(held.item(first) + np.add.reduce(room), "right")
-        by_cost = cost.searchsorted(cost.item(first) + R * level, "right")
-        first = max(int(min(by_tokens, by_cost)) - 1, first + 1)
-        lack = all_tokens - held.item(first) - light - fill * R * (M - column - 1) * budget
-        if lack > 0:
-            light += lack
-            level += lack * cheapest / max(int(np.count_nonzero(room < budget)), 1)
-        levels[column] = level
-    return levels
+def fill_columns(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
+    """Ruled micro-steps one by one, the others together by LPT; None if the latter fails."""
+    filler = _Filler(x, s, R, M, budget)
+    column = filler.fill_ruled()
+    labels = np.array(filler.labels, dtype=np.int64)
+    left = np.flatnonzero(labels < 0)
+    rest = assign.lpt_budget(x[left], s[left], R * (M - column), budget)
+    if rest is None:
+        return None
+    labels[left] = rest + column * R
+    return labels
 
 
-def _with_room(
-    x: FloatArray, s: IntArray, level: float, needed: tuple[float, float], budget: int
-) -> float:
-    """Raise a level until bins that start with one of these items each have room for all tokens.
+class _Filler:
+    """Items are kept as lists, falling, for bisection; `after` skips those that are used."""
 
-    needed: the tokens, and the price of each: below its level a bin takes them, up to the budget.
-    """
-    tokens, price = needed
-    for _ in range(tuning.RISES):
-        room = np.minimum(budget, s + (level - x) / price)
-        lack = tokens - float(np.add.reduce(room))
-        if lack <= 0:
-            break
-        open_bins = int(np.count_nonzero(room < budget))
-        if not open_bins:
-            break
-        level += lack / open_bins * price
-    return level
+    def __init__(self, x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> None:
+        self.cost, self.tokens = x.tolist(), s.tolist()
+        self.falling_cost, self.falling_tokens = (-x).tolist(), (-s).tolist()
+        self.after = list(range(len(x) + 1))  # leads to the first unused item at or after i
+        self.labels = [-1] * len(x)
+        self.R, self.M, self.budget = R, M, budget
+        self.room: list[int] = []
+        self.left, self.keep = len(x), 0  # items, and those that later micro-steps are to have
+        self.left_cost, self.left_tokens = float(x.sum()), int(s.sum())
+        self.fill = well_filled(self.left_tokens, R * M * budget)
+
+    def fill_ruled(self) -> int:
+        """Fill micro-steps until an even share exceeds the largest item left; how many."""
+        for column in range(self.M - 1):
+            first = self._unused(0)
+            bins = self.R * (self.M - column)
+            if first == len(self.cost) or self.cost[first] * bins <= self.left_cost:
+                return column
+            leave = self.fill * (bins - self.R) * self.budget
+            self.keep = min(bins - self.R, self.left - self.R)
+            self._fill_column(column * self.R, self.cost[first], leave)
+        return self.M - 1
+
+    def _fill_column(self, first_bin: int, level: float, leave: float) -> None:
+        self.room = [self.budget] * self.R
+        loads = [(0.0, b) for b in range(self.R)]
+        cheapest = self.cost[-1] / max(self.tokens[-1], 1)
+        for _ in range(tuning.RISES):
+            loads = self._fill_to(level, loads, first_bin)
+            if self.left_tokens <= leave or not loads:
+                return
+            level += (self.left_tokens - leave) * cheapest / len(loads)
+
+    def _fill_to(
+        self, level: float, heap: list[tuple[float, int]], first_bin: int
+    ) -> list[tuple[float, int]]:
+        """The least loaded bin takes the largest item that fits; what a higher level would open."""
+        n, top = len(self.cost), level * (1 + tuning.ROUNDING)
+        cost, tokens, room = self.cost, self.tokens, self.room
+        falling_cost, falling_tokens = self.falling_cost, self.falling_tokens
+        labels, after, budget = self.labels, self.after, self.budget
+        closed = []
+        heapify(heap)
+        spare = self.left - self.keep
+        while heap and spare > 0:
+            load, b = heap[0]
+            i = bisect_left(falling_cost, load - top)
+            if room[b] < budget:
+                i = max(i, bisect_left(falling_tokens, -room[b]))
+            if after[i] != i:
+                i = self._unused(i)
+            if i == n:
+                closed.append(heappop(heap))
+                continue
+            labels[i] = first_bin + b
+            after[i] = i + 1
+            room[b] = max(room[b] - tokens[i], 0)
+            spare -= 1
+            self.left_tokens -= tokens[i]
+            self.left_cost -= cost[i]
+            heapreplace(heap, (load + cost[i], b))
+        self.left = spare + self.keep
+        return [entry for entry in closed if room[entry[1]] >= tokens[-1]]
+
+    def _unused(self, i: int) -> int:
+        after = self.after
+        while after[i] != i:
+            after[i] = i = after[after[i]]
+        return i
 
 
 def pack_ranks(
@@ -216,6 +241,15 @@ def pack_ranks(
         start = _by_samples(x, t, R, M, budget)
         found = found if start is None else min((found, levelled(start)), key=time)
     return found, M
+
+
+def count_ranks(x: FloatArray, R: int, M: int, most: int) -> IntArray:
+    """The same where a micro-batch has room for `most` items: then any M * `most` of a rank fit."""
+    ids = assign.members(assign.lpt(x, R, M * most), R)[:, : M * most]
+    assign.swap_level(ids[None], np.append(x, 0.0))
+    labels = np.empty(len(x) + 1, dtype=np.int64)
+    labels[ids] = np.arange(R)[:, None] * M + np.arange(ids.shape[1]) % M
+    return labels[:-1]
 
 
 def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntArray | None:
