@@ -339,6 +339,13 @@ def straggler_excess(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
     return max(0.0, step_time(cost, sync, stages) / even - 1) if even > 0 else 0.0
 
 
+def straggler_waits(cost: FloatArray, sync: Sync) -> FloatArray:
+    """Wait of each rank for the slowest one where ranks meet, float64[R], for cost[R, M]."""
+    paces = cost.sum(axis=1, keepdims=True) if sync is Sync.STEP else cost
+    waits: FloatArray = (paces.max(axis=0) - paces).sum(axis=1)
+    return waits
+
+
 def imbalance(cost: FloatArray) -> float:
     """Max over mean of the rows' sums, minus one, for cost[R, M]: the excess of a whole step."""
     return straggler_excess(cost, Sync.STEP)

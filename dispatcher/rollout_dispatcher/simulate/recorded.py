@@ -24,7 +24,14 @@ from rollout_dispatcher.simulate.figures import Figures
 from rollout_dispatcher.simulate.replay import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import RankTime, Recorded
 from rollout_dispatcher.simulate.trace import Trace, bare_sample
-from rollout_planner.types import FloatArray, IntArray, Plan, Sync, straggler_excess
+from rollout_planner.types import (
+    FloatArray,
+    IntArray,
+    Plan,
+    Sync,
+    straggler_excess,
+    straggler_waits,
+)
 
 #: The pass that a step is planned for; without it, the longest pass counts.
 PLANNED_FOR = "update"
@@ -369,11 +376,8 @@ def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArr
         return None
     computed = [times.compute(step.dp_size) for times in step.measured.values()]
     known = [compute for compute in computed if compute is not None]
-    if sync is Sync.STEP:
-        barriers = [compute.sum(axis=1, keepdims=True) for compute in known]
-    else:
-        barriers = known
-    return _by_rank(known), _by_rank(each.max(axis=0) - each for each in barriers)
+    waits: FloatArray = np.sum([straggler_waits(each, sync) for each in known], axis=0)
+    return _by_rank(known), waits
 
 
 def _laid_out(recording: Recording, step: RecordedStep) -> tuple[IntArray, IntArray]:
