@@ -13,12 +13,11 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.ends import EndReason
-from rollout_dispatcher.sample import SamplesByField
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 
-def test_accepted_samples_are_reported_once_and_field_by_field_where_that_is_known() -> None:
+def test_accepted_samples_are_reported_once() -> None:
     bench = Bench(batch=4, window=8, capacity=8, reports_accepted=True)
     bench.push_plain(5)
     bench.push(*(make_sample(f"g/{at}", group_id="g", group_size=2) for at in range(2)))
@@ -29,9 +28,6 @@ def test_accepted_samples_are_reported_once_and_field_by_field_where_that_is_kno
     reported = [effect for effect in bench.log if isinstance(effect, SamplesAccepted)]
     tickets = [[entry.ticket for entry in effect.entries] for effect in reported]
     assert tickets == [[0, 1, 2, 3, 4], [5, 6], [7], [8, 9, 10, 11]]
-    for effect, is_plain in zip(reported, (True, False, True, False), strict=True):
-        fields = SamplesByField.of(entry.sample for entry in effect.entries)
-        assert effect.plain == (fields if is_plain else None)
 
 
 def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:

@@ -14,7 +14,6 @@ from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.sample import SamplesByField
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.step_trace import MAX_STEPS, StepTrace
 from rollout_dispatcher.simulate.recorded import excess_of
@@ -170,12 +169,11 @@ def test_a_step_of_an_earlier_process_is_committed_all_the_same(told: Told) -> N
     assert step.committed == 103.0
 
 
-def test_samples_that_are_told_field_by_field_are_on_record_like_others(told: Told) -> None:
+def test_samples_of_several_pushes_are_on_record_in_order(told: Told) -> None:
     entries = [
         Entry(make_sample(f"s{at}", 3 + at, policy_version=at % 2), at, 0.5) for at in range(4)
     ]
-    fields = SamplesByField.of(entry.sample for entry in entries[:2])
-    told.step_trace.accepted(e.SamplesAccepted(entries[:2], fields))
+    told.step_trace.accepted(e.SamplesAccepted(entries[:2]))
     told.step_trace.accepted(e.SamplesAccepted(entries[2:]))
     told.step_trace.record_state(Bench().core.statistics)
     found = told.read().samples.values()

@@ -106,7 +106,8 @@ class DispatcherCore:
             self._outcomes.repeats.found, effects = [], [*effects, *repeated]
         # before effects that plan or drop these samples
         if self._outcomes.unreported:
-            effects = [SamplesAccepted(*self._outcomes.pop_unreported()), *effects]
+            effects = [SamplesAccepted(self._outcomes.unreported), *effects]
+            self._outcomes.unreported = []
         if self._dropping.unreported:
             effects = [*effects, SamplesDropped(self._dropping.unreported)]
             self._dropping.unreported = {}

@@ -23,7 +23,7 @@ from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import BufferFull, DispatcherError
-from rollout_dispatcher.sample import Outcome, SamplesByField, Schema
+from rollout_dispatcher.sample import Outcome, Schema
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import (
     FloatArray,
@@ -32,6 +32,7 @@ from rollout_planner.types import (
     Sync,
     Window,
     straggler_excess,
+    straggler_waits,
 )
 
 
@@ -95,13 +96,9 @@ class ResendRequested(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SamplesAccepted(Effect):
-    """For the record: samples were accepted together, with consecutive tickets.
-
-    plain: their samples field by field, if no sample has a group and the columns exist anyway.
-    """
+    """For the record: samples were accepted together, with consecutive tickets."""
 
     entries: Sequence[Entry]
-    plain: SamplesByField | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,9 +401,7 @@ class StepMeasured(Effect):
         if self.estimated is None:
             return total, total
         at_median = self.estimated * lower_median(pace(computed, self.estimated))
-        if self.sync is Sync.STEP:
-            at_median = at_median.sum(axis=1, keepdims=True)
-        even = (at_median.max(axis=0) - at_median).sum(axis=1)
+        even = straggler_waits(at_median, self.sync)
         return total, float(np.fmin(waited, even).sum())
 
 

@@ -304,7 +304,6 @@ class Outcomes:
         self.unreported: list[Entry] | None = [] if config.reports_accepted else None
         self.decided: SchemaDecided | None = None
         self.repeats = Repeats()
-        self._columns: SamplesByField | None = None
         self._buffer, self._totals, self._producers = parts.buffer, parts.totals, parts.producers
         self._memory, self._objects = parts.memory, parts.references.objects
         self._append, self._durable = parts.append_fact, config.durable
@@ -322,8 +321,6 @@ class Outcomes:
         these = slice(push.outcomes.index(None), None)
         self._fix_schema_if_unset(push, samples.schemas[0])
         entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
-        if self.unreported is not None:  # else they would never be cleared
-            self._columns = None if self.unreported else samples
         self._remember(push, entries, push.numbers[these])
         push.outcomes[these] = [Outcome.ACCEPTED] * len(entries)
         self._totals.accepted(samples.tokens, samples.payloads, amount.footprint)
@@ -333,7 +330,6 @@ class Outcomes:
         """Accept one sample of a push; `count` has to follow, once for all of them."""
         self._fix_schema_if_unset(push, sample.schema)
         entry, seq = self._buffer.add(sample, push.producer, now), push.first_seq + index
-        self._columns = None
         self._remember(push, [entry], range(seq, seq + 1))
         push.outcomes[index] = Outcome.ACCEPTED
         return entry
@@ -343,12 +339,6 @@ class Outcomes:
         if self._buffer.schema is None:
             by = f"producer {push.producer}" if push.producer else "an HTTP client"
             self.fix_schema(schema, f"set by the first accepted push, from {by}")
-
-    def pop_unreported(self) -> tuple[Sequence[Entry], SamplesByField | None]:
-        """Return and clear `unreported`; see `effects.SamplesAccepted`."""
-        unreported, columns = self.unreported or (), self._columns
-        self.unreported, self._columns = [], None
-        return unreported, columns
 
     def count(self, accepted: Sequence[Sample]) -> None:
         """Count samples that were accepted one by one."""
