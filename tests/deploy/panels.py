@@ -9,16 +9,15 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from tests.support.source import ROOT
+from tests.deploy.test_dashboard import PANELS
 
-DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "rollout-dispatcher.json"
 COLOURS = (
     "#3b82f6", "#d97706", "#059669", "#dc2626", "#7c3aed",
     "#64748b", "#db2777", "#0891b2", "#84cc16",
@@ -26,14 +25,6 @@ COLOURS = (
 WIDTH, HEIGHT, POINTS = 420, 130, 120
 
 Line = tuple[str, list[tuple[float, float]]]
-
-
-def panels(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Return every panel that shows time series, of rows too."""
-    for row in rows:
-        if row["type"] == "timeseries":
-            yield row
-        yield from panels(row.get("panels", []))
 
 
 def lines(prometheus: str, panel: dict[str, Any], instance: str, seconds: float) -> list[Line]:
@@ -82,7 +73,8 @@ def main() -> None:
     options = parser.parse_args()
     style = "body{font:13px sans-serif;display:grid;grid-template-columns:repeat(2,1fr);gap:18px}"
     page = [f"<!doctype html><meta charset=utf-8><style>{style}svg{{display:block}}</style>"]
-    for panel in panels(json.loads(DASHBOARD.read_text())["panels"]):
+    shown = [panel for panel in PANELS if panel["type"] == "timeseries"]
+    for panel in shown:
         if options.panel is None or panel["title"] in options.panel:
             found = lines(options.prometheus, panel, options.instance, options.seconds)
             page += [drawn(panel["title"], found)] if found else []

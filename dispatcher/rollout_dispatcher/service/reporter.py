@@ -122,13 +122,13 @@ class Health:
         spent = {cause: after - before[cause] for cause, after in self._core.rank_time(now).items()}
         return LostTime(spent, now - since)
 
-    def slow_ranks(self) -> str:
+    def slow_ranks(self, at: Statistics) -> str:
         """Return the slow DP ranks of the last measured steps, in words; empty if there is none.
 
         Of another generation's steps nothing is used.
         """
         measured = self._core.measured
-        nobody = measured.last is None or not self._core.statistics().ranks_connected
+        nobody = measured.last is None or not at.ranks_connected
         ratios = enumerate([] if nobody else measured.slowness.tolist())
         slow = sorted(((each, rank) for rank, each in ratios if each >= SLOW), reverse=True)
         named = ", ".join(f"DP rank {rank} takes {ratio:.2f}" for ratio, rank in slow[:NAMED])
@@ -365,6 +365,8 @@ def accepted_unknown(effect: e.AcceptedUnknown) -> None:
 
 def step_measured(effect: e.StepMeasured) -> None:
     """Log a pass that every rank has timed."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
     log.debug(
         "step %d, %s: ranks waited for slower ones %s of their time; %.3g rank-seconds of %.3g "
         "would remain on equally fast ranks",

@@ -22,8 +22,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
-from prometheus_client import disable_created_metrics
-
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.service.access import Access
 from rollout_dispatcher.service.config.serve import ServeConfig
@@ -70,7 +68,6 @@ def run(found: Read, read: Callable[[], Read]) -> int:
     """
     config = found.config
     set_up(config.log_level, config.log_format)
-    disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
     raise_soft_limit(config.connection_limits)
     gc.freeze()

@@ -106,10 +106,12 @@ def test_slow_ranks_are_named_while_any_rank_is_connected() -> None:
             bench.perform(
                 bench.core.step_times(rank, RankTimes(step, "update", [2], [2 - computed]))
             )
-    assert watched.health.slow_ranks().startswith("DP rank 1 takes 1.50 times as long")
+    assert watched.health.slow_ranks(watched.bench.core.statistics()).startswith(
+        "DP rank 1 takes 1.50 times as long"
+    )
     for rank in range(2):
         bench.perform(bench.core.leave(rank, f"r{rank}", bench.now))
-    assert watched.health.slow_ranks() == ""
+    assert watched.health.slow_ranks(bench.core.statistics()) == ""
 
 
 @pytest.mark.parametrize(("reason", "level"), [("eof", "WARNING"), ("run-finished", "INFO")])

@@ -91,7 +91,7 @@ class Probes:
             f"the next step waits for: {health.explain(anonymous=anonymous)}",
             f"lost: {health.lost()}",
         ]
-        if slow := health.slow_ranks():
+        if slow := health.slow_ranks(at):
             lines.append(f"slow: {slow}")
         if advice := self._router.core.advice:
             lines.append(f"to the trainer: {advice}")
@@ -166,7 +166,7 @@ class Probes:
             "hung_ranks": () if stall is None else stall.hung,
             "warnings": self._router.health.warnings(at),
             "lost": self._router.health.lost().as_json(),
-            "slow_ranks": self._router.health.slow_ranks(),
+            "slow_ranks": self._router.health.slow_ranks(at),
             "delays": [
                 {"cause": each.cause, "text": each.text, "seconds": round(each.seconds, 1)}
                 for each in self._router.health.delays(anonymous=anonymous)
@@ -178,7 +178,7 @@ class Probes:
         ready = "ready" if health.is_ready(at) else "not ready"
         warnings = "".join(f"warning: {warning}\n" for warning in health.warnings(at))
         delays = "\n".join(f"  {delay}" for delay in health.delays()) or "  nobody"
-        slow = f"slow: {slow}\n" if (slow := health.slow_ranks()) else ""
+        slow = f"slow: {slow}\n" if (slow := health.slow_ranks(at)) else ""
         units = " groups" if self._router.config.by_groups else ""
         waiting = "1 push waits" if at.pushes_held == 1 else f"{at.pushes_held} pushes wait"
         return (
